@@ -1,0 +1,99 @@
+"""The verbs of the command line, and how errors leave the program.
+
+    eyas --help
+    eyas train --help
+
+A verb's module is imported only when that verb is called (or its own help asked for), so that `eyas --help` needs neither
+torch nor transformers. Each module `eyas.cli.<verb>` defines `command`, a click command that parses, calls and renders.
+
+Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not belong together,
+130 interrupted. See errors.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from eyas._version import __version__
+
+# verb -> (module, what it does). The order is the order of the work.
+VERBS: dict[str, tuple[str, str]] = {
+    "regenerate": ("eyas.cli.regenerate", "Let the target answer prompts: prompts to conversations."),
+    "extract": ("eyas.cli.extract", "Record the target's states on conversations: conversations to features."),
+    "vocab": ("eyas.cli.vocab", "Choose the draft vocabulary from token counts: features to a vocabulary map."),
+    "train": ("eyas.cli.train", "Train a draft on features."),
+    "export": ("eyas.cli.export", "Write a trained draft as a directory that inference engines load."),
+    "prove": ("eyas.cli.prove", "Decode with draft and target: is it lossless, and how long is the accept length?"),
+    "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
+    "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows the names and one-line helps of its verbs without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(VERBS[cmd_name][0]).command
+        assert isinstance(command, click.Command), f"{VERBS[cmd_name][0]}.command is not a click command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs, in the order of the work"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"no verb '{args[0]}'.{hint} The verbs are: {', '.join(VERBS)}.")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with `eyas demo`. `eyas VERB --help` shows examples.",
+)
+@click.version_option(__version__, prog_name="eyas", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train, prove and debug EAGLE-3 draft models for speculative decoding."""
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: the entry point of the console script and of `python -m eyas`."""
+    from eyas.errors import EyasError
+
+    try:
+        cli.main(args=argv, prog_name="eyas", standalone_mode=False)
+        sys.stdout.flush()
+        code = 0
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
+        code = 130
+    except EyasError as error:
+        click.echo(f"eyas: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader of our output (head, less) has closed it. Point stdout elsewhere so that the flush at exit is silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
