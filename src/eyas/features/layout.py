@@ -1,0 +1,147 @@
+"""The layout of a feature shard: names, dtypes and shapes of its tensors, and the metadata that travels with them.
+
+A folder of features holds `shard-00000.safetensors` and so on, `shards.json` (one entry a finished shard; grows while
+the extraction runs) and, once complete, `manifest.json`. In a shard, N tokens of many conversations lie one after the
+other; document d is rows `offsets[d]:offsets[d+1]`.   Exercise it:  pytest tests/test_features_layout.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eyas.conventions import Conventions
+from eyas.errors import BadInput
+
+SCHEMA = "eyas-features/1"
+STAGE = "extract"
+INDEX = "shards.json"
+NOT_READ = -1
+"""`top1` where no teacher is stored; `logsumexp` is 0 there and means nothing."""
+
+ROW_DTYPES: Mapping[str, torch.dtype] = {
+    "ids": torch.int32,  # [N] token ids
+    "mask": torch.uint8,  # [N] 1 on the assistant's tokens
+    "taps": torch.bfloat16,  # [N, T*H] residual streams after the tapped blocks, ascending
+    "final": torch.bfloat16,  # [N, H] after the target's final norm
+    "top1": torch.int32,  # [N] the target's choice for the next token over all V ids, -1 where not stored
+    "logsumexp": torch.float32,  # [N] of the target's logits over all V ids, 0 where not stored
+}
+
+
+def shard_name(index: int) -> str:
+    """File name of shard `index`."""
+    return f"shard-{index:05d}.safetensors"
+
+
+def teacher_rows(mask: torch.Tensor) -> torch.Tensor:
+    """Rows of ONE document whose teacher is stored: `j` with `m_{j+1} = 1`. mask [L] of 0/1 -> bool [L].
+
+    Row i, step k reads the final state at `j = i+1+k` with weight `w(i,k) = m_{i+1} ... m_{i+2+k}` (design.md, section
+    3), whose last two factors are `m_j` and `m_{j+1}`; step 0 of row j-1 reaches every j where both are 1. So the
+    contract reads exactly the j with `m_j = m_{j+1} = 1`. Where `m_j = 0` and `m_{j+1} = 1`, j is the last token before
+    an answer: no row reads it, but it says what the target chose first, and costs one row an answer.
+    """
+    read = torch.zeros(mask.shape[0], dtype=torch.bool)
+    read[:-1] = mask[1:] != 0
+    return read
+
+
+@dataclass(frozen=True)
+class FeatureMeta:
+    """What a shard says of itself: whose states these are, in which sizes and under which conventions."""
+
+    hidden_size: int
+    vocab_size: int
+    conventions: Conventions
+    target: str
+    """Fingerprint of the target's weights and config (eyas.target.source.fingerprint)."""
+    tokenizer: str
+    template: str
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Taps, ascending."""
+        return self.conventions.taps
+
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of one row of each tensor."""
+        wide = {"taps": (len(self.taps) * self.hidden_size,), "final": (self.hidden_size,)}
+        return {name: wide.get(name, ()) for name in ROW_DTYPES}
+
+    def bytes_per_token(self) -> int:
+        """Bytes of one token on disk."""
+        shapes = self.row_shapes()
+        return sum(dtype.itemsize * (shapes[n][0] if shapes[n] else 1) for n, dtype in ROW_DTYPES.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the inverse of `from_dict`."""
+        return {
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "taps": list(self.taps),
+            "conventions": self.conventions.to_dict(),
+            "target": self.target,
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FeatureMeta:
+        """Read what `to_dict` wrote. Raises BadInput naming the field that is missing or contradicts itself."""
+        try:
+            known = {k: values[k] for k in ("hidden_size", "vocab_size", "target", "tokenizer", "template")}
+            return cls(**known, conventions=Conventions.from_dict(values["conventions"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"feature metadata cannot be read: {error}; expected what {SCHEMA} writes") from error
+
+    def to_metadata(self, doc_ids: list[str], plan: str) -> dict[str, str]:
+        """The safetensors metadata of one shard, whose documents are `doc_ids` in row order."""
+        return {
+            "schema": SCHEMA,
+            "meta": json.dumps(self.to_dict(), sort_keys=True),
+            "documents": json.dumps(doc_ids),
+            "plan": plan,
+        }
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One finished shard as `shards.json` lists it."""
+
+    name: str
+    bytes: int
+    sha256: str
+    plan: str
+    """Digest of the ids and masks that the shard must hold, and of the metadata: what makes it current."""
+    lengths: tuple[int, ...]
+    """Tokens of each document."""
+    supervised: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**self.__dict__, "lengths": list(self.lengths)}
+
+
+def read_index(text: str, where: str) -> tuple[FeatureMeta, dict[str, ShardEntry]]:
+    """Parse `shards.json`: (meta, {shard name: entry}). Raises BadInput naming `where` when it is something else."""
+    try:
+        parsed = json.loads(text)
+        if parsed["schema"] != SCHEMA:
+            raise BadInput(f"{where}: schema {parsed['schema']!r}, this Eyas reads {SCHEMA!r}; extract again")
+        entries = [ShardEntry(**{**e, "lengths": tuple(e["lengths"])}) for e in parsed["shards"]]
+        return FeatureMeta.from_dict(parsed["meta"]), {e.name: e for e in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{where}: not an index of feature shards ({error}); run the extraction again") from error
+
+
+def dump_index(meta: FeatureMeta, entries: list[ShardEntry]) -> str:
+    """The text of `shards.json`, one shard a line."""
+    lines = ",\n".join(json.dumps(e.to_dict()) for e in sorted(entries, key=lambda e: e.name))
+    return (
+        f'{{"schema": "{SCHEMA}",\n"meta": {json.dumps(meta.to_dict(), sort_keys=True)},\n"shards": [\n{lines}\n]}}\n'
+    )
