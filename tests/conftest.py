@@ -1,6 +1,6 @@
 """What all tests share: no network, one thread, and a target so small that everything runs in milliseconds.
 
-    pytest -q tests
+pytest -q tests
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ TEXT = [
 
 
 def build_tiny_target(out_dir: Path, *, seed: int = 0, layers: int = 8, vocab: int = 300, tied: bool = True) -> Path:
-    """Write a random Llama (hidden 32, 2 heads, 8 layers: default taps 2, 4, 5) with a byte-level BPE tokenizer and a ChatML template as a HF directory.
+    """Write a random Llama with a byte-level BPE tokenizer and a ChatML template as a HF directory.
 
-    The vocabulary has all 256 bytes, the three ChatML specials and a few learnt merges; embeddings are `tied` by default
-    as in the demo's target. Weights are larger than the usual initialisation so that the argmax is not a near-tie everywhere.
+    Hidden 32, 2 heads, 8 layers (default taps 2, 4, 5). The vocabulary has all 256 bytes, three ChatML specials and a
+    few learnt merges; embeddings are `tied` by default as in the demo's target. Weights are larger than the usual
+    initialisation, so that the argmax is not a near-tie everywhere.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -10,7 +10,8 @@ def test_it_loads_renders_and_round_trips(tiny_target: Path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_target)
     model = AutoModelForCausalLM.from_pretrained(tiny_target)
     assert len(tokenizer) == model.config.vocab_size == 300
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "hé!"}], tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": "hé!"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == "<|im_start|>user\nhé!<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids.count(1) == 2

@@ -1,0 +1,314 @@
+"""What lies on disk: content hashes, writes that happen whole or not at all, and the manifest of a stage.
+
+Nothing is ever half-written under its final name: everything is written beside it under a temporary name, flushed to
+the disk and renamed. A stage's directory is finished exactly when it has a manifest, which is therefore written last.
+
+    pytest tests/test_artifacts.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import enum
+import errno
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas._version import __version__
+from eyas.errors import BadInput, EyasError
+
+if TYPE_CHECKING:
+    import torch
+
+MANIFEST = "manifest.json"
+MANIFEST_SCHEMA = "eyas-manifest/1"
+_TEMP_MARK = ".eyas-tmp-"  # in every temporary name, so that leftovers of a kill can be told from the user's files
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """Hex SHA-256 of a file's bytes. Raises BadInput where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
+
+
+def _plain(value: Any) -> Any:
+    """What `json` does not know, as plain values: paths, enums, dataclasses, pydantic models, sets, numpy scalars."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    for method in ("model_dump", "to_dict", "tolist"):  # pydantic; Conventions and facts; numpy and torch
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value, whatever the order of its keys: what digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_plain)
+
+
+def sha256_json(value: Any) -> str:
+    """Hex SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- writes
+
+
+@contextlib.contextmanager
+def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn the operating system's refusals to write `path` into an EyasError that names the file and the remedy."""
+    full = "The disk is full: free some space or choose another --out, and run the same command again."
+    try:
+        yield
+    except OSError as error:
+        folder = str(Path(path).parent)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = full
+        elif error.filename is not None and not str(error.filename).startswith(folder):
+            raise  # the body read something else and failed there
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = "Writing there is not allowed: choose another --out or mend its permissions."
+        elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+            remedy = "A file is where a folder should be, or the other way round: choose another --out."
+        else:
+            raise
+        raise EyasError(f"{path} cannot be written ({error.strerror}). {remedy}") from error
+    except Exception as error:
+        # safetensors and torch report a full disk as their own exceptions, with the system's words inside.
+        text = str(error).lower()
+        if "no space left" in text or "os error 28" in text or "disk quota" in text:
+            raise EyasError(f"{path} cannot be written ({error}). {full}") from error
+        raise
+
+
+def fsync_path(path: str | os.PathLike[str]) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success flush it and rename it to `path`, on any error remove it.
+
+    The temporary name keeps the suffix of `path`, since some writers choose their format by it. Raises EyasError where
+    the disk is full or the folder cannot be written.
+    """
+    final = Path(path)
+    temporary = final.with_name(f"{_TEMP_MARK}{os.getpid()}-{secrets.token_hex(4)}-{final.name}")
+    with disk_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            fsync_path(temporary)
+            os.replace(temporary, final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        fsync_path(final.parent)  # the rename itself
+
+
+@contextlib.contextmanager
+def atomic_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Like `atomic_path` for a folder: yield an empty temporary folder and rename it, whole, to `path`.
+
+    Where `path` exists it is replaced: moved aside first, removed once the new one is in place.
+    """
+    final = Path(path)
+    temporary = final.with_name(f"{_TEMP_MARK}{os.getpid()}-{secrets.token_hex(4)}-{final.name}")
+    aside = temporary.with_name(temporary.name + "-old")
+    with disk_errors(final):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for entry in sorted(temporary.rglob("*"), reverse=True):
+                if not entry.is_symlink():
+                    fsync_path(entry)
+            fsync_path(temporary)
+            if final.exists():
+                os.rename(final, aside)
+            os.rename(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if aside.exists() and not final.exists():
+                os.rename(aside, final)
+            raise
+        fsync_path(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write `data` (text as UTF-8) to `path`, whole or not at all."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as indented JSON, keys in their order, whole or not at all."""
+    atomic_write(path, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def atomic_save_safetensors(
+    tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors as safetensors, whole or not at all. Equal tensors and metadata give equal bytes."""
+    from safetensors.torch import save_file
+
+    with atomic_path(path) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
+
+
+def remove_leftovers(directory: str | os.PathLike[str]) -> list[str]:
+    """Remove temporary files and folders that killed writers left in `directory`; return their names.
+
+    Only those of processes that no longer live are touched, so several processes may share a folder.
+    """
+    removed = []
+    for path in sorted(Path(directory).glob(f"{_TEMP_MARK}*")):
+        pid = path.name.removeprefix(_TEMP_MARK).split("-", 1)[0]
+        if pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists():
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        removed.append(path.name)
+    return removed
+
+
+# ---------------------------------------------------------------- manifests
+
+
+@functools.cache
+def code_version() -> str:
+    """The version of Eyas, and of the working copy where there is one: `0.1.0` or `0.1.0+g1a2b3c4`."""
+    here = Path(__file__).resolve().parent
+    for folder in (here, *here.parents):
+        head = folder / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        reference = head.read_text().strip()
+        if reference.startswith("ref: "):
+            loose = folder / ".git" / reference.removeprefix("ref: ")
+            reference = loose.read_text().strip() if loose.is_file() else ""
+        return f"{__version__}+g{reference[:10]}" if reference else __version__
+    return __version__
+
+
+def write_manifest(
+    directory: str | os.PathLike[str],
+    stage: str,
+    *,
+    inputs: Mapping[str, str],
+    config: Any = None,
+    conventions: Any = None,
+    counts: Mapping[str, Any] | None = None,
+    duration_s: float | None = None,
+    files: Mapping[str, str] | list[str] | None = None,
+    seed: int | None = None,
+    schema: str | None = None,
+) -> dict[str, Any]:
+    """Finish a stage: write `directory/manifest.json` and return it. Call it last.
+
+    inputs: what the stage read, name -> hex digest of the content. files: what it wrote, name in `directory` ->
+    SHA-256; a list of names is hashed here. schema: the version of the stage's own format, part of what makes it current.
+    """
+    folder = Path(directory)
+    if isinstance(files, list):
+        files = {name: sha256_file(folder / name) for name in files}
+    manifest: dict[str, Any] = {
+        "schema": MANIFEST_SCHEMA,
+        "stage": stage,
+        "stage_schema": schema,
+        "code_version": code_version(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "inputs": dict(inputs),
+        "config": config,
+        "config_digest": sha256_json(config),
+        "conventions": conventions,
+        "seed": seed,
+        "counts": dict(counts or {}),
+        "duration_s": None if duration_s is None else round(duration_s, 3),
+        "files": dict(files or {}),
+    }
+    atomic_write_json(folder / MANIFEST, manifest)
+    return json.loads(json.dumps(manifest, default=_plain))  # as a reader would get it
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of a finished stage. Raises BadInput where there is none or it is not one of ours."""
+    path = Path(directory) / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(
+            f"{directory} has no {MANIFEST}, so no stage finished there. Run that stage again with the same --out."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as JSON ({error}). Remove it and run its stage again.") from error
+    if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
+        found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
+        raise BadInput(f"{path}: expected schema '{MANIFEST_SCHEMA}', found {found!r}. Run its stage again.")
+    return manifest
+
+
+def check_files(directory: str | os.PathLike[str], *, hashes: bool = True) -> None:
+    """Raise BadInput, naming the first file that the manifest of `directory` lists and that is missing or changed."""
+    folder = Path(directory)
+    for name, digest in read_manifest(folder)["files"].items():
+        if not (folder / name).is_file():
+            raise BadInput(f"{folder / name} is listed in {MANIFEST} but missing. Run its stage again.")
+        if hashes and sha256_file(folder / name) != digest:
+            raise BadInput(
+                f"{folder / name} is not what {MANIFEST} recorded (SHA-256 differs): truncated or changed since. "
+                f"Remove {folder} and run its stage again."
+            )
+
+
+def is_current(
+    directory: str | os.PathLike[str],
+    stage: str,
+    inputs: Mapping[str, str],
+    config: Any = None,
+    schema: str | None = None,
+) -> bool:
+    """Has `stage` finished in `directory` with exactly these inputs, this config and schema, and are its files there?
+
+    Files are checked for presence only; use `check_files` to compare their contents.
+    """
+    try:
+        manifest = read_manifest(directory)
+    except BadInput:
+        return False
+    return (
+        manifest.get("stage") == stage
+        and manifest.get("inputs") == dict(inputs)
+        and manifest.get("config_digest") == sha256_json(config)
+        and manifest.get("stage_schema") == schema
+        and all((Path(directory) / name).is_file() for name in manifest.get("files", {}))
+    )
