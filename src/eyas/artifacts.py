@@ -236,7 +236,7 @@ def write_manifest(
     """Finish a stage: write `directory/manifest.json` and return it. Call it last.
 
     inputs: what the stage read, name -> hex digest of the content. files: what it wrote, name in `directory` ->
-    SHA-256; a list of names is hashed here. schema: the version of the stage's own format, part of what makes it current.
+    SHA-256; a list of names is hashed here. schema: version of the stage's own format, part of what makes it current.
     """
     folder = Path(directory)
     if isinstance(files, list):

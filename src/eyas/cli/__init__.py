@@ -4,7 +4,7 @@
     eyas train --help
 
 A verb's module is imported only when that verb is called (or its own help asked for), so that `eyas --help` needs
-neither torch nor transformers. Each `eyas.cli.<verb>` defines `command`, a click command that parses, calls and renders.
+neither torch nor transformers. Each `eyas.cli.<verb>` defines `command`: it parses, calls and renders.
 
 Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not belong
 together, 130 interrupted. See errors.py.
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         click.echo(f"eyas: {error}", err=True)
         code = error.exit_code
     except BrokenPipeError:
-        # The reader of our output (head, less) has closed it: point stdout elsewhere, so that the flush at exit is silent.
+        # The reader of our output (head, less) closed it: point stdout elsewhere, so that the flush at exit is quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
