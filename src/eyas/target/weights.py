@@ -1,0 +1,212 @@
+"""Single tensors of a target, read without loading the model: training needs embedding, head and final norm only.
+
+    load_ends("path/to/target").head.shape
+
+Reads model.safetensors, its sharded form with an index, and pytorch_model.bin (weights_only) likewise. Only the shards
+that hold an asked-for tensor are opened.   Exercise it:  pytest tests/test_target_weights.py
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from eyas.errors import BadInput, EyasError, Mismatch
+from eyas.target.facts import TargetFacts, read_facts, read_json
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+
+# A language model sits at one of these places inside a checkpoint; multimodal wrappers nest it.
+PREFIXES = (
+    "model.", "language_model.model.", "model.language_model.", "language_model.", "model.language_model.model.",
+    "transformer.", "gpt_neox.", "model.decoder.", "backbone.", "model.text_model.", "",
+)  # fmt: skip
+EMBEDDING = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight")
+NORM = ("norm.weight", "ln_f.weight", "final_layer_norm.weight", "final_layernorm.weight", "norm_f.weight")
+HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.", "text_model.")
+HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
+
+
+def tensor_files(folder: str | Path) -> dict[str, Path]:
+    """Which file holds each tensor: {tensor name: file}. Files are not opened where an index names them.
+
+    Raises BadInput when `folder` has no checkpoint, or when its index names a file outside the folder.
+    """
+    folder = Path(folder)
+    for name in SINGLE:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return dict.fromkeys(_names_in(folder / name), folder / name)
+        if index.is_file():
+            listed = read_json(index).get("weight_map")
+            if not isinstance(listed, dict) or not listed:
+                raise BadInput(f"{index}: `weight_map` is missing or empty, expected {{tensor name: file name}}")
+            inside = {file: _inside(folder, file, index) for file in set(map(str, listed.values()))}
+            return {str(tensor): inside[str(file)] for tensor, file in listed.items()}
+    if (folder / "adapter_config.json").is_file():
+        raise BadInput(f"{folder} holds an adapter, not a model; merge it into its base model and name that folder")
+    raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; is it a Hugging Face model folder?")
+
+
+def read_tensors(folder: str | Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The named tensors, as stored (dtype kept), on the CPU, memory-mapped where the format allows it.
+
+    Raises BadInput naming a tensor that the checkpoint does not have, EyasError naming a file that cannot be read.
+    """
+    files = tensor_files(folder)
+    wanted: dict[Path, list[str]] = {}
+    for name in names:
+        if name not in files:
+            raise BadInput(f"{folder}: the checkpoint has no tensor {name!r}; it has {len(files)} others")
+        wanted.setdefault(files[name], []).append(name)
+    out: dict[str, torch.Tensor] = {}
+    for file, here in wanted.items():
+        out.update(_read(file, here))
+    return out
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of a target, as stored. What a draft borrows, and what turns a final state into logits."""
+
+    embedding: torch.Tensor  # [V, H]
+    head: torch.Tensor  # [V, H]; the embedding itself where tied
+    final_norm: torch.Tensor | None  # [H]; None where the norm has no weight (OLMo)
+    facts: TargetFacts
+    head_bias: torch.Tensor | None = None  # [V] (Phi)
+    norm_bias: torch.Tensor | None = None  # [H] (a LayerNorm)
+
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """Target logits from final states: [..., H] -> float32 [..., V], scale and soft-cap applied."""
+        bias = None if self.head_bias is None else self.head_bias.float()
+        return self.facts.finish_logits(torch.nn.functional.linear(final.float(), self.head.float(), bias))
+
+    def normed(self, stream: torch.Tensor) -> torch.Tensor:
+        """The final norm on a residual stream: [..., H] -> float32 [..., H] (a LayerNorm where a bias is stored)."""
+        x = stream.float()
+        weight = torch.ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
+        if self.norm_bias is not None or self.final_norm is None:
+            x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.facts.rms_norm_eps)
+            return x * weight + (0 if self.norm_bias is None else self.norm_bias.float())
+        x = x * (x.pow(2).mean(-1, keepdim=True) + self.facts.rms_norm_eps).rsqrt()
+        return x * (weight + 1.0 if self.facts.norm_offset else weight)
+
+
+def load_ends(folder: str | Path, facts: TargetFacts | None = None) -> Ends:
+    """Embedding, head and final norm of the target in `folder`, and nothing else.
+
+    Raises BadInput when one of them cannot be found or is packed by a quantiser, Mismatch when a shape contradicts
+    config.json.
+    """
+    folder = Path(folder)
+    facts = facts or read_facts(folder)
+    files = tensor_files(folder)
+    embedding = find_name(files, PREFIXES, EMBEDDING)
+    if embedding is None:
+        raise BadInput(f"{folder}: no embedding among {len(files)} tensors (looked for *.{', *.'.join(EMBEDDING)})")
+    norm = find_name(files, PREFIXES, NORM)
+    head = embedding if facts.tied else find_name(files, HEAD_PREFIXES, HEAD)
+    if head is None:
+        raise BadInput(
+            f"{folder}: no head among the tensors (looked for {', '.join(HEAD)}) though config.json says that "
+            f"embedding and head are not tied; set tie_word_embeddings to true if they are"
+        )
+    biases = [name for name in (_bias(head), _bias(norm)) if name in files]
+    tensors = read_tensors(folder, dict.fromkeys([embedding, head, *([norm] if norm else []), *biases]))
+    shape = [facts.vocab_size, facts.hidden_size]
+    for name in (embedding, head):
+        tensor = tensors[name]
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
+            raise BadInput(f"{folder}: a quantiser packed {name} as {tensor.dtype}; give the unquantised target")
+        if list(tensor.shape) != shape:
+            raise Mismatch(f"{folder}: {name} has shape {list(tensor.shape)}, config.json says {shape}")
+    return Ends(
+        embedding=tensors[embedding],
+        head=tensors[head],
+        final_norm=tensors[norm] if norm else None,
+        facts=facts,
+        head_bias=tensors.get(_bias(head)),
+        norm_bias=tensors.get(_bias(norm)),
+    )
+
+
+def find_name(names: Iterable[str], prefixes: Iterable[str], suffixes: Iterable[str]) -> str | None:
+    """The first `prefix + suffix` that is there, prefixes in order; None if there is none."""
+    have = set(names)
+    suffixes = tuple(suffixes)
+    return next((p + s for p in prefixes for s in suffixes if p + s in have), None)
+
+
+def _bias(name: str | None) -> str:
+    return name.removesuffix("weight") + "bias" if name else ""
+
+
+def _inside(folder: Path, name: str, index: Path) -> Path:
+    """The file of `folder` that an index names. The file itself may be a symlink (hub caches); no part may lead out."""
+    pure = PurePosixPath(name)
+    path = folder / pure
+    outside = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
+    if outside or not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise BadInput(f"{index} names the file {name!r}, which leads out of the folder; refusing to follow it")
+    return path
+
+
+def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Header of a safetensors file: ({name: {dtype, shape, data_offsets}}, byte where the data begins)."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            length = struct.unpack("<Q", handle.read(8))[0]
+            if not 2 <= length <= size - 8:
+                raise ValueError(f"a header of {length} bytes does not fit into {size}")
+            header = json.loads(handle.read(length))
+        header.pop("__metadata__", None)
+        end = 8 + length + max((spec["data_offsets"][1] for spec in header.values()), default=0)
+        if end > size:
+            raise ValueError(f"the header promises {end} bytes, the file has {size}")
+    except (OSError, ValueError, struct.error, TypeError, KeyError) as error:
+        raise EyasError(f"{file}: not a readable safetensors file ({error}); download or convert it again") from error
+    return header, 8 + length
+
+
+def _names_in(file: Path) -> list[str]:
+    return list(read_header(file)[0]) if file.suffix == ".safetensors" else list(_load_bin(file))
+
+
+def _read(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix != ".safetensors":
+            state = _load_bin(file)
+            return {name: state[name] for name in names}
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as handle:
+            return {name: handle.get_tensor(name) for name in names}
+    except KeyError as error:
+        raise BadInput(f"{file}: the index places {error} here, but the file does not have it") from error
+    except FileNotFoundError as error:
+        raise BadInput(f"{file} is missing, though the index names it; download the model again") from error
+    except EyasError:
+        raise
+    except Exception as error:  # safetensors raises its own type, torch a dozen
+        raise EyasError(f"{file} cannot be read ({error}); download or convert it again") from error
+
+
+def _load_bin(file: Path) -> dict[str, torch.Tensor]:
+    """A .bin checkpoint, mapped where its format allows; only tensors, never code."""
+    try:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # written before PyTorch 1.6: not a zip file, cannot be mapped
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise EyasError(f"{file} cannot be read with weights_only ({error}); convert it to safetensors") from error
+    return state
