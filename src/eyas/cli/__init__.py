@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -51,6 +51,13 @@ class LazyGroup(click.Group):
         with formatter.section("Verbs, in the order of the work"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in VERBS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # before click sees it, which would leave with exit code 1
+            _hush()
+            raise click.exceptions.Exit(0) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -61,6 +68,11 @@ class LazyGroup(click.Group):
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"no verb '{args[0]}'.{hint} The verbs are: {', '.join(VERBS)}.")
         return super().resolve_command(ctx, args)
+
+
+def _hush() -> None:
+    """The reader of our output (head, less) closed it: point stdout elsewhere, so that the flush at exit is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(
@@ -93,7 +105,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
         click.echo(f"eyas: {error}", err=True)
         code = error.exit_code
     except BrokenPipeError:
-        # The reader of our output (head, less) closed it: point stdout elsewhere, so that the flush at exit is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _hush()
         code = 0
     sys.exit(code)
