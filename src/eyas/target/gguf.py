@@ -68,7 +68,7 @@ def _write(gguf: Path, folder: Path) -> None:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise EyasError(
-                f"{folder.parent}: the converted target needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "
+                f"{folder.parent}: the converted target needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free; "
                 f"make room, or name another place with EYAS_CACHE"
             )
         model.save_pretrained(folder)
@@ -103,10 +103,10 @@ def _mend(gguf: Path, folder: Path) -> None:
 
 def _fields(gguf: Path) -> dict[str, Any]:
     """Scalar metadata of the file."""
-    from gguf import GGUFReader
+    from transformers.integrations.gguf import read_gguf_metadata
 
-    reader = GGUFReader(gguf)
-    return {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    metadata, _ = read_gguf_metadata(gguf)
+    return {name: value for name, value in metadata.items() if not isinstance(value, list)}
 
 
 def _dump(path: Path, value: Any) -> None:

@@ -64,7 +64,7 @@ class Target:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
                 raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
             if not spread:
-                model = model.to(device)
+                model = model.to(torch.device(device))
         return cls(model.eval().requires_grad_(False), tokenizer, facts, folder)
 
     @property

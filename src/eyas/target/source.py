@@ -32,7 +32,7 @@ def cache_dir(cache: Path | None = None) -> Path:
 
 
 def resolve_target(spec: str | os.PathLike[str] | None, cache: Path | None = None) -> Path:
-    """A Hugging Face folder for `spec`: a folder as is, a GGUF file converted once, a hub id downloaded, None the default.
+    """A Hugging Face folder for `spec`: a folder as is, a GGUF file converted, a hub id downloaded, None the default.
 
     A hub id may carry a revision, `org/name@revision`. Raises BadInput when `spec` is none of these, EyasError when it
     cannot be fetched or converted.
@@ -174,7 +174,7 @@ def _places(size: int) -> list[int]:
 
 
 def tokenizer_fingerprint(folder: str | Path) -> str:
-    """SHA-256 (hex) of what makes ids of text: tokenizer.json without padding and truncation, else the vocabulary files.
+    """SHA-256 (hex) of what makes ids of text: tokenizer.json but for padding and truncation, else vocabulary files.
 
     Raises BadInput when the folder has no tokenizer.
     """
