@@ -1,0 +1,107 @@
+"""The config.json of the canonical directory: one flat config that SGLang, vLLM and llama.cpp all read rightly.
+
+Every field that an engine would otherwise default or guess is written. The sources of the rules (engine, version, file
+and line) are in docs/facts/README.md.   pytest tests/test_export.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...conventions import Conventions
+from ...target.facts import TargetFacts
+from ..shape import DraftShape
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+# Targets whose SGLang class takes `eagle_config` ids as they are, unless the first is 1 (deepseek_v2.py:3467-3473).
+SGLANG_AS_GIVEN = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite")
+# RoPE kinds whose angles do not depend on max_position_embeddings, so that it may follow the target.
+LENGTH_FREE_ROPE = ("default", "linear", "llama3")
+
+
+def sglang_ids(taps: tuple[int, ...], model_type: str = "llama") -> list[int] | None:
+    """Spell taps as SGLang 0.5.23 reads them from `eagle_config`; None where it cannot be done.
+
+    Llama-like classes add 1 to every id; `SGLANG_AS_GIVEN` add 1 only if the first id is 1.
+    """
+    if model_type in SGLANG_AS_GIVEN:
+        if taps[0] == 2:
+            return [t - 1 for t in taps]
+        return None if taps[0] == 1 else list(taps)
+    return [t - 1 for t in taps]
+
+
+def max_position(conventions: Conventions, facts: TargetFacts | None) -> int:
+    """Longest position to promise: the target's, since SGLang refuses less and vLLM stops drafting past it.
+
+    Kept as trained where the RoPE kind derives its angles from it.
+    """
+    if facts is None or conventions.rope_type not in LENGTH_FREE_ROPE:
+        return conventions.max_position
+    return max(conventions.max_position, facts.max_position)
+
+
+def canonical_config(
+    shape: DraftShape, conventions: Conventions, facts: TargetFacts | None, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The config.json of a draft whose tensors are stored in `dtype`. `facts` None: what only the target knows is left out."""
+    c, taps = conventions, conventions.taps
+    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_type, **c.rope_scaling}
+    if c.partial_rotary_factor != 1:
+        rope["partial_rotary_factor"] = c.partial_rotary_factor
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "target_hidden_size": shape.target_hidden_size,  # never null: SGLang multiplies it
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": shape.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "num_aux_hidden_states": shape.num_taps,
+        # vLLM and llama.cpp: the top level, as taps. SGLang: eagle_config alone, as outputs of layers.
+        "eagle_aux_hidden_state_layer_ids": list(taps),
+        "eagle_config": {"use_aux_hidden_state": True},
+        "norm_before_residual": c.norm_before_residual,
+        "norm_before_fc": c.norm_before_fc,
+        "fc_norm": c.fc_norm,
+        "norm_output": c.norm_output,
+        "hidden_act": c.hidden_act,
+        "rms_norm_eps": c.rms_norm_eps,
+        "attention_bias": c.attention_bias,
+        "mlp_bias": c.mlp_bias,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": max_position(c, facts),
+        "rope_theta": c.rope_theta,
+        "rope_parameters": rope,
+        "use_cache": True,
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": str(dtype).removeprefix("torch."),  # transformers before 5
+    }
+    ids = sglang_ids(taps, facts.model_type if facts else "llama")
+    if ids is not None:
+        config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
+    if c.rope_type != "default":
+        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}  # readers before transformers 5
+    if c.fc_bias:
+        config["bias"] = True  # SGLang's switch for fc.bias
+    if c.logit_scale != 1:
+        config["logit_scale"] = c.logit_scale
+    if c.sliding_window is not None:
+        config |= {
+            "sliding_window": c.sliding_window,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention"] * shape.num_layers,
+        }
+    if facts is not None:
+        eos = list(facts.eos_ids)
+        config["bos_token_id"] = facts.raw.get("bos_token_id")
+        config["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+        config["pad_token_id"] = facts.raw.get("pad_token_id")
+    return config

@@ -1,0 +1,198 @@
+"""Files that are damaged, hostile or missing: one clear sentence, no code run, nothing outside the folder opened.
+
+pytest -q tests/test_checkpoint_files.py
+"""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from drafts import make_draft, write_flat
+from eyas.draft import checkpoint
+from eyas.draft.checkpoint import load_draft, save_draft
+from eyas.draft.files import open_folder
+from eyas.errors import BadInput, EyasError
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    return write_flat(tmp_path / "d", *make_draft(), container="sharded", eagle_aux_hidden_state_layer_ids=[2, 4, 5])
+
+
+@pytest.fixture
+def single(tmp_path):
+    return write_flat(tmp_path / "d", *make_draft(), eagle_aux_hidden_state_layer_ids=[2, 4, 5])
+
+
+def test_symlinked_entries_are_followed(tmp_path, sharded):
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for i, file in enumerate(sorted(sharded.iterdir())):
+        file.rename(blobs / str(i))
+        file.symlink_to(os.path.relpath(blobs / str(i), sharded))
+    assert len(load_draft(sharded)[1].ids) == 120
+
+
+@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/passwd", "a/../../x.safetensors", ""])
+def test_an_index_never_leads_out(sharded, name):
+    (sharded.parent / "elsewhere.safetensors").write_bytes((sharded / "model-2.safetensors").read_bytes())
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {k: name if v == "model-2.safetensors" else v for k, v in index["weight_map"].items()}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInput, match="leads out of the folder"):
+        open_folder(sharded)
+
+
+def test_a_missing_shard_and_a_wrong_index_are_named(sharded):
+    index_file = sharded / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    index_file.write_text(json.dumps({"weight_map": {**index["weight_map"], "phantom": "model-1.safetensors"}}))
+    with pytest.raises(BadInput, match=r"places phantom in model-1\.safetensors"):
+        open_folder(sharded)
+    (sharded / "model-1.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"model-1\.safetensors are missing"):
+        open_folder(sharded)
+    index_file.write_text('{"weight_map": []}')
+    with pytest.raises(BadInput, match="weight_map"):
+        open_folder(sharded)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "huge header", "empty", "text", "overlap"])
+def test_damaged_safetensors_are_named(single, damage):
+    file = single / "model.safetensors"
+    whole = file.read_bytes()
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                         "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()  # fmt: skip
+    file.write_bytes({
+        "truncated": whole[: len(whole) // 2], "huge header": (1 << 62).to_bytes(8, "little") + whole[8:], "empty": b"",
+        "text": b"version https://git-lfs.github.com/spec/v1\n", "overlap": len(header).to_bytes(8, "little") + header + bytes(12),
+    }[damage])  # fmt: skip
+    with pytest.raises(BadInput, match=r"model\.safetensors is not a readable safetensors file"):
+        load_draft(single)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch " + os.environ["EYAS_TEST_EVIL"],)
+
+
+def test_code_in_a_pickle_is_never_run(single, monkeypatch):
+    (single / "model.safetensors").unlink()
+    monkeypatch.setenv("EYAS_TEST_EVIL", str(single / "ran"))
+    torch.save({"fc.weight": torch.zeros(2), "x": Evil()}, single / "pytorch_model.bin")
+    with pytest.raises(BadInput, match="nothing in it was executed"):
+        load_draft(single)
+    (single / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Evil()}))
+    with pytest.raises(BadInput, match="nothing in it was executed"):
+        load_draft(single)
+    assert not (single / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "32"}, "hidden_size = '32', expected a whole number"),
+        ({"hidden_size": True}, "hidden_size = True"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"rms_norm_eps": float("nan")}, "expected a finite number"),
+        ({"norm_output": "yes"}, "norm_output = 'yes', expected true or false"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, "names 2 taps, but fc.weight is 3 taps wide"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, "4", 5]}, "expected a list of whole numbers"),
+        ({"target_hidden_size": 50}, "no multiple of target_hidden_size = 50"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "spiral"),
+        ({"draft_vocab_size": 121}, r"d2t is \[120\], expected \[121\]"),
+    ],
+)
+def test_impossible_config_values_are_named(single, changes, words):
+    config = json.loads((single / "config.json").read_text())
+    (single / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(BadInput, match=words) as caught:
+        load_draft(single)
+    assert str(single) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100000])
+def test_an_unreadable_config_is_named(single, text):
+    (single / "config.json").write_text(text)
+    with pytest.raises(BadInput, match=r"config\.json"):
+        load_draft(single)
+
+
+def test_missing_files_are_named(tmp_path, single):
+    with pytest.raises(BadInput, match="does not exist"):
+        load_draft(tmp_path / "nowhere")
+    (single / "config.json").rename(tmp_path / "config.json")
+    with pytest.raises(BadInput, match=r"has no config\.json"):
+        load_draft(single)
+    (single / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match="holds no weights"):
+        load_draft(single)
+
+
+def test_integer_weights_are_refused(single):
+    tensors = load_file(single / "model.safetensors")
+    save_file({**tensors, "fc.weight": tensors["fc.weight"].to(torch.int8)}, single / "model.safetensors")
+    with pytest.raises(BadInput, match=r"fc\.weight is stored as torch\.int8"):
+        load_draft(single)
+
+
+def test_a_directory_is_replaced_only_if_eyas_wrote_all_of_it(tmp_path):
+    draft, vocab_map = make_draft()
+    out = tmp_path / "out"
+    out.mkdir()
+    save_draft(draft, vocab_map, out)  # an empty one is free
+    other, its_map = make_draft(1)
+    save_draft(other, its_map, out)
+    assert torch.equal(load_draft(out)[0].fc.weight, other.fc.weight)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"did not write \(notes\.txt\)"):
+        save_draft(draft, vocab_map, out)
+    (out / "notes.txt").unlink()
+    (out / "eyas.json").unlink()
+    with pytest.raises(BadInput, match="did not write"):
+        save_draft(draft, vocab_map, out)
+    assert torch.equal(load_file(out / "model.safetensors")["fc.weight"], other.fc.weight)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_write_leaves_the_old_directory_and_nothing_else(tmp_path, monkeypatch):
+    draft, vocab_map = make_draft()
+    out = save_draft(draft, vocab_map, tmp_path / "out")
+    other, its_map = make_draft(1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "atomic_write_json", full)
+    with pytest.raises(EyasError, match="disk is full"):
+        save_draft(other, its_map, out)
+    assert torch.equal(load_draft(out)[0].fc.weight, draft.fc.weight)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_writer_left_is_cleared(tmp_path, monkeypatch):
+    draft, vocab_map = make_draft()
+    dead = 2**22 + 1  # beyond the largest process id
+    out = save_draft(draft, vocab_map, tmp_path / "out")
+    out.rename(tmp_path / f".eyas-tmp-{dead}-ab12-out.old")  # killed between the two renames
+    (tmp_path / f".eyas-tmp-{dead}-ab12-out").mkdir()
+    other, its_map = make_draft(1)
+
+    def stop(*_: object, **__: object) -> None:
+        raise RuntimeError("stop")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(checkpoint, "write_draft", stop)
+        save_draft(other, its_map, out)
+    assert torch.equal(load_draft(out)[0].fc.weight, draft.fc.weight)  # put back
+    save_draft(other, its_map, out)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
