@@ -76,8 +76,8 @@ class VocabMap:
         if absolute_fit and values.numel() >= SUSPICIOUS and not sure:
             raise BadInput(
                 f"these {values.numel()} numbers look like absolute target ids, not offsets: none of them repeats, so "
-                f"as offsets they would name no two neighbouring target ids. d2t must hold target id minus draft id; use "
-                f"VocabMap.from_absolute, or from_offsets(..., sure=True) if they really are offsets"
+                f"as offsets they would name no two neighbouring target ids. d2t must hold target id minus draft id; "
+                f"use VocabMap.from_absolute, or from_offsets(..., sure=True) if they really are offsets"
             )
         return cls(values, target_size)
 
@@ -157,7 +157,7 @@ class VocabMap:
         return {table.device: table}
 
     def to_draft(self, target_ids: torch.Tensor) -> torch.Tensor:
-        """Draft ids, int64, same shape and device; -1 for whatever is not in the map, be it an id of the target or not."""
+        """Draft ids, int64, same shape and device; -1 for whatever is not in the map, also for ids the target lacks."""
         tables = self._draft_ids
         if target_ids.device not in tables:
             tables[target_ids.device] = tables[torch.device("cpu")].to(target_ids.device)

@@ -67,6 +67,8 @@ class TargetFacts:
     """Factor on the embedding rows before the first block (sqrt(H) in Gemma, embedding_multiplier in Granite)."""
     norm_offset: bool = False
     """RMSNorm weights are stored as `w - 1` (Gemma 1 to 3, Qwen3-Next)."""
+    layer_norm: bool = False
+    """The final norm also subtracts the mean (Cohere, GPT-2): its eps is spelled layer_norm_*."""
     eos_ids: tuple[int, ...] = ()
     """Ids that end an answer: of generation_config.json, config.json and the tokenizer's eos_token, in that order."""
     dtype: str = "float32"
@@ -166,6 +168,7 @@ def read_facts(folder: str | Path) -> TargetFacts:
         logit_softcap=_softcap(text),
         embedding_scale=_embedding_scale(model_type, text, hidden),
         norm_offset=model_type.removesuffix("_text") in NORM_OFFSET_FAMILIES,
+        layer_norm="rms_norm_eps" not in text and any(k.startswith(("layer_norm", "layernorm")) for k in text),
         eos_ids=_eos_ids(folder, raw, text),
         dtype=str(dtype).removeprefix("torch."),
         raw=text,

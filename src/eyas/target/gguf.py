@@ -79,12 +79,20 @@ def _write(gguf: Path, folder: Path) -> None:
 def _mend(gguf: Path, folder: Path) -> None:
     """What transformers' conversion leaves imprecise."""
     fields = _fields(gguf)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name, value in config.items():
         if name.endswith(("_eps", "_epsilon")):  # 9.999999747378752e-06 is float32's 1e-05
             config[name] = float(f"{value:.7g}")
     config.pop("_name_or_path", None)
     _dump(folder / "config.json", config)
+
+    # A GGUF names the token that ends a turn apart from the one that ends a text; answers stop at either.
+    generation = json.loads((folder / "generation_config.json").read_text())
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    distinct = list(dict.fromkeys(i for i in ends if i is not None))
+    if len(distinct) > 1:
+        generation["eos_token_id"] = distinct
+        _dump(folder / "generation_config.json", generation)
 
     # The pre-tokenizers of this kind split every digit off first (llama.cpp's llama-vocab.cpp: "\\p{N}", then GPT-2's
     # rule); the conversion forgets that, and "  7" after a line break would become ids that the model never saw.
@@ -105,7 +113,7 @@ def _fields(gguf: Path) -> dict[str, Any]:
     """Scalar metadata of the file."""
     from transformers.integrations.gguf import read_gguf_metadata
 
-    metadata, _ = read_gguf_metadata(gguf)
+    metadata, _ = read_gguf_metadata(str(gguf))
     return {name: value for name, value in metadata.items() if not isinstance(value, list)}
 
 

@@ -36,6 +36,7 @@ class Target:
         self.dir = folder
         self.decoder, self.blocks, self.final_norm = _anatomy(model, facts, folder)
         self._head: nn.Module = model.get_output_embeddings()
+        self._head_checked = False
 
     @classmethod
     def load(
@@ -59,7 +60,7 @@ class Target:
             try:
                 tokenizer = AutoTokenizer.from_pretrained(folder, **options)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options, **spread)
+                model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options, **spread)
             except Exception as error:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
                 raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
@@ -99,9 +100,31 @@ class Target:
 
     @torch.no_grad()
     def head(self, final: torch.Tensor) -> torch.Tensor:
-        """Logits from final states, scale and soft-cap applied: [..., H] -> [..., V] in the model's dtype."""
+        """Logits from final states, scale and soft-cap applied: [..., H] -> [..., V] in the model's dtype.
+
+        The first call compares them with what the model itself says for a few ids. Raises EyasError where its family
+        makes logits in another way than `facts` knows.
+        """
+        if not self._head_checked:
+            self._check_head()
+        return self._logits(final)
+
+    def _logits(self, final: torch.Tensor) -> torch.Tensor:
         weight = next(self._head.parameters())
         return self.facts.finish_logits(self._head(final.to(weight.device, weight.dtype)))
+
+    def _check_head(self) -> None:
+        ids = torch.arange(4, device=self.device)[None] % self.facts.vocab_size  # [1, 4]
+        mine = self._logits(self.decoder(input_ids=ids, use_cache=False).last_hidden_state).float()
+        theirs = self.model(input_ids=ids, use_cache=False).logits.float()  # [1, 4, V]
+        tolerance = 0.05 if self.model.dtype.itemsize < 4 else 1e-3  # of the largest logit
+        if not float((mine - theirs).abs().max()) <= tolerance * float(theirs.abs().max()):
+            raise EyasError(
+                f"{self.dir}: the logits of this {self.facts.model_type} are not head(final state) with scale "
+                f"{self.facts.logit_scale} and soft-cap {self.facts.logit_softcap}, as its config says (largest "
+                f"difference {float((mine - theirs).abs().max()):.3g}); this family is not supported as a target"
+            )
+        self._head_checked = True
 
     @contextlib.contextmanager
     def _recording(self, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:

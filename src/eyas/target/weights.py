@@ -88,10 +88,10 @@ class Ends:
         return self.facts.finish_logits(torch.nn.functional.linear(final.float(), self.head.float(), bias))
 
     def normed(self, stream: torch.Tensor) -> torch.Tensor:
-        """The final norm on a residual stream: [..., H] -> float32 [..., H] (a LayerNorm where a bias is stored)."""
+        """The final norm on a residual stream: [..., H] -> float32 [..., H]."""
         x = stream.float()
         weight = torch.ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
-        if self.norm_bias is not None or self.final_norm is None:
+        if self.facts.layer_norm or self.norm_bias is not None or self.final_norm is None:
             x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.facts.rms_norm_eps)
             return x * weight + (0 if self.norm_bias is None else self.norm_bias.float())
         x = x * (x.pow(2).mean(-1, keepdim=True) + self.facts.rms_norm_eps).rsqrt()

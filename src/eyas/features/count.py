@@ -1,0 +1,134 @@
+"""The vocab stage: count the supervised tokens of features, cut a draft vocabulary, say how much of the text it covers.
+
+    eyas vocab runs/demo/features --size 8192 --held-out runs/demo/heldout --out runs/demo/vocab
+    eyas vocab runs/demo/vocab --size 4096 --out smaller        # re-cut from the counts kept in the map
+
+Exercise it:  pytest tests/test_vocab_stage.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.artifacts import is_current, read_manifest, sha256_json, write_manifest
+from eyas.errors import BadInput, Mismatch
+from eyas.features.reader import FeatureSet
+from eyas.vocab import FILE, SCHEMA, VocabMap, count_supervised
+
+STAGE = "vocab"
+
+
+@dataclass(frozen=True)
+class VocabReport:
+    """What the stage did. Coverage: share of supervised tokens that lie in the draft vocabulary."""
+
+    out: str
+    size: int
+    target_size: int
+    always: int
+    """Ids that are in whatever their counts."""
+    observed: int
+    """Distinct target ids in the counted text."""
+    filled: int
+    """Ids of the map that the counted text does not have: the always ones, and the lowest ids that were not yet in."""
+    supervised_tokens: int
+    coverage: float
+    held_out_coverage: float | None
+    digest: str
+    skipped: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def make_vocab(
+    source: str | Path,
+    out: str | Path,
+    size: int,
+    *,
+    always: Iterable[int] = (),
+    held_out: str | Path | None = None,
+) -> VocabReport:
+    """Cut a map of `size` ids from `source` and write vocab.safetensors and a manifest into the folder `out`.
+
+    source: a folder of features, or a vocabulary map that keeps its counts (a file or its folder). held_out: a folder
+    of features for a second coverage. A finished, unchanged `out` is left as it is. Raises BadInput for a size that
+    does not fit, Mismatch when held-out features belong to another target.
+    """
+    started = time.monotonic()
+    source, out = Path(source), Path(out)
+    wanted = sorted({int(i) for i in always})
+    features = None if _is_map(source) else FeatureSet.open(source)
+    inputs = {"source": _digest(source)}
+    held = None if held_out is None else FeatureSet.open(held_out)
+    if held is not None:
+        inputs["held_out"] = _digest(Path(str(held_out)))
+        if features is not None:
+            held.check(target=features.meta.target, tokenizer=features.meta.tokenizer)
+    config = {"size": size, "always": wanted}
+    if is_current(out, STAGE, inputs, config, SCHEMA):
+        done = VocabMap.load(out)  # also says so if the file has been damaged since
+        told = {**read_manifest(out)["counts"], "out": str(out), "digest": done.digest(), "skipped": True}
+        return VocabReport(**told)
+
+    if features is not None:
+        counts = count_supervised(features)  # int64 [V]
+        made = VocabMap.from_counts(counts, size, wanted)
+    else:
+        made = VocabMap.load(source).recut(size, wanted)
+        assert made.counts is not None
+        counts = made.counts
+    held_counts = None if held is None else count_supervised(held)
+    if held_counts is not None and held_counts.numel() != counts.numel():
+        raise Mismatch(
+            f"{held_out}: held-out features of a target with {held_counts.numel()} ids, {source} has {counts.numel()}; "
+            f"extract both with the same target"
+        )
+    report = VocabReport(
+        out=str(out),
+        size=made.size,
+        target_size=made.target_size,
+        always=len(made.always),
+        observed=int((counts > 0).sum()),
+        filled=int((counts[made.ids] == 0).sum()),
+        supervised_tokens=int(counts.sum()),
+        coverage=made.coverage(counts),
+        held_out_coverage=None if held_counts is None else made.coverage(held_counts),
+        digest=made.digest(),
+    )
+    made.save(out / FILE)
+    numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
+    write_manifest(
+        out,
+        STAGE,
+        inputs=inputs,
+        config=config,
+        counts=numbers,
+        duration_s=time.monotonic() - started,
+        files=[FILE],
+        schema=SCHEMA,
+    )
+    return report
+
+
+def _is_map(source: Path) -> bool:
+    if source.is_dir():
+        return (source / FILE).is_file()
+    if not source.is_file():
+        raise BadInput(f"{source} is missing; expected a folder of features (`eyas extract`) or a vocabulary map")
+    return True
+
+
+def _digest(source: Path) -> str:
+    """Content of what is read: of a folder, its files as its manifest lists them; of a map, offsets and counts."""
+    if not _is_map(source):
+        manifest = read_manifest(source)
+        return sha256_json({"files": manifest["files"], "config": manifest["config_digest"]})
+    loaded = VocabMap.load(source)
+    counts = None if loaded.counts is None else loaded.counts.tolist()
+    return sha256_json({"map": loaded.digest(), "counts": counts, "always": list(loaded.always)})
