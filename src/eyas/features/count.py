@@ -127,8 +127,7 @@ def _is_map(source: Path) -> bool:
 def _digest(source: Path) -> str:
     """Content of what is read: of a folder, its files as its manifest lists them; of a map, offsets and counts."""
     if not _is_map(source):
-        manifest = read_manifest(source)
-        return sha256_json({"files": manifest["files"], "config": manifest["config_digest"]})
+        return sha256_json(read_manifest(source)["files"])
     loaded = VocabMap.load(source)
     counts = None if loaded.counts is None else loaded.counts.tolist()
     return sha256_json({"map": loaded.digest(), "counts": counts, "always": list(loaded.always)})
