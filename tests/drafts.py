@@ -18,8 +18,8 @@ from eyas.draft.shape import DraftShape
 from eyas.vocab import VocabMap
 
 SIZES = {
-    "hidden_size": 32, "target_hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-    "vocab_size": 300, "draft_vocab_size": 120, "num_taps": 3, "num_layers": 1,
+    "hidden_size": 32, "target_hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 8, "vocab_size": 300, "draft_vocab_size": 120, "num_taps": 3, "num_layers": 1,
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def with_embedding(draft: Draft, seed: int = 9) -> torch.Tensor:
 
 
 def foreign_tensors(draft: Draft, vocab_map: VocabMap, scheme: str = "midlayer") -> dict[str, torch.Tensor]:
-    """Tensors under a foreign naming scheme: midlayer | layers0 | prefixed | prefixed_midlayer | fused | legacy_norms."""
+    """Tensors under a naming scheme: midlayer | layers0 | prefixed | prefixed_midlayer | fused | legacy_norms."""
     tensors = {k: v.clone() for k, v in draft.owned_state_dict().items()} | {"d2t": vocab_map.d2t, "t2d": vocab_map.t2d}
     if scheme == "fused":
         for name in [n for n in tensors if n.endswith("self_attn.q_proj.weight")]:
@@ -94,7 +94,7 @@ def write_flat(
     container: str = "safetensors",
     **changes: Any,
 ) -> Path:
-    """A flat foreign directory. `...` as a value removes a key. container: safetensors | sharded | bin | training_state."""
+    """A flat foreign directory. `...` removes a key. container: safetensors | sharded | bin | training_state."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = foreign_tensors(draft, vocab_map, scheme)
     (folder / "config.json").write_text(json.dumps(flat_config(draft, **changes)))
@@ -119,15 +119,17 @@ def write_speculators(folder: Path, draft: Draft, vocab_map: VocabMap, **changes
     folder.mkdir(parents=True, exist_ok=True)
     s, c = draft.shape, draft.conventions
     config = {
-        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "draft_vocab_size": s.draft_vocab_size,
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+        "draft_vocab_size": s.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(c.taps), "norm_before_residual": c.norm_before_residual,
-        "norm_before_fc": c.norm_before_fc, "norm_output": c.norm_output, "fc_norm": c.fc_norm, "target_hidden_size": None,
-        "tie_word_embeddings": False,
+        "norm_before_fc": c.norm_before_fc, "norm_output": c.norm_output, "fc_norm": c.fc_norm,
+        "target_hidden_size": None, "tie_word_embeddings": False,
         "transformer_layer_config": {
             "model_type": "llama", "hidden_size": s.hidden_size, "intermediate_size": s.intermediate_size,
             "num_hidden_layers": 1, "num_attention_heads": s.num_heads, "num_key_value_heads": s.num_kv_heads,
             "head_dim": s.head_dim, "vocab_size": s.vocab_size, "rms_norm_eps": c.rms_norm_eps, "hidden_act": "silu",
-            "max_position_embeddings": c.max_position, "rope_parameters": {"rope_theta": c.rope_theta, "rope_type": "default"},
+            "max_position_embeddings": c.max_position,
+            "rope_parameters": {"rope_theta": c.rope_theta, "rope_type": "default"},
             "layer_types": ["sliding_attention"], "sliding_window": 64, "use_sliding_window": True,
         },
     }  # fmt: skip

@@ -5,7 +5,6 @@ pytest -q tests/test_checkpoint.py
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parent))
 from drafts import foreign_tensors, make_draft, with_embedding, write_flat, write_speculators
 from eyas.conventions import Known
 from eyas.draft.checkpoint import load_draft, read_draft, save_draft
+from eyas.draft.export import check_draft
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.target.facts import read_facts
 from eyas.target.weights import load_ends
@@ -32,7 +31,8 @@ flags = st.fixed_dictionaries(
     optional={
         "norms": st.sampled_from(["norm_before_fc", "fc_norm"]),
         **{name: st.booleans() for name in (
-            "norm_before_residual", "norm_output", "fc_bias", "attention_bias", "mlp_bias", "qk_norm", "rms_norm_offset",
+            "norm_before_residual", "norm_output", "fc_bias", "attention_bias", "mlp_bias", "qk_norm",
+            "rms_norm_offset",
         )},
         "rope_theta": st.sampled_from([1e4, 1e5, 500000.0]),
         "sliding_window": st.sampled_from([None, 64]),
@@ -75,6 +75,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(tmp_path_factory, flags, sizes, see
     for n in range(1, sizes["num_layers"]):  # SGLang reads the one, vLLM the other
         assert torch.equal(stored[f"layers.{n}.hidden_norm.weight"], stored[f"layers.{n}.input_layernorm.weight"])
     assert [p.name for p in out.rglob("*.safetensors")] == ["model.safetensors"]
+    assert check_draft(out).problems == []  # config.json, read without eyas.json, says the same
 
 
 def test_eyas_json_holds_what_a_reader_needs(tmp_path, tiny_target):
@@ -138,7 +139,8 @@ def test_speculators_look_alike(tmp_path, tiny_target):
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, (2, 4, 5), Known.INFERRED),  # SGLang's
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, (2, 4, 5), Known.INFERRED),  # vLLM's
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]}}, (1, 4, 7), Known.GUESSED),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+          "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
          (2, 4, 5), Known.DECLARED),
         ({}, (2, 4, 5), Known.DEFAULT),
     ],
@@ -300,6 +302,15 @@ def test_a_foreign_or_contradictory_map_is_not_saved(tmp_path):
     with pytest.raises(BadInput, match="vocabulary map"):
         save_draft(draft, other, tmp_path / "d")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_float16_overflow_names_the_way_out(tmp_path):
+    draft, vocab_map = make_draft()
+    with torch.no_grad():
+        draft.fc.weight[0, 0] = 1e6
+    with pytest.raises(EyasError, match=r"fc\.weight: .*choose bfloat16"):
+        save_draft(draft, vocab_map, tmp_path / "d", dtype=torch.float16)
+    save_draft(draft, vocab_map, tmp_path / "d", dtype=torch.bfloat16)
 
 
 def test_nan_is_never_saved(tmp_path):

@@ -6,19 +6,20 @@ pytest -q tests/test_checkpoint_files.py
 import json
 import os
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parent))
 from drafts import make_draft, write_flat
 from eyas.draft import checkpoint
 from eyas.draft.checkpoint import load_draft, save_draft
 from eyas.draft.files import open_folder
 from eyas.errors import BadInput, EyasError
+
+PLAIN = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
 
 
 @pytest.fixture
@@ -72,7 +73,8 @@ def test_damaged_safetensors_are_named(single, damage):
                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()  # fmt: skip
     file.write_bytes({
         "truncated": whole[: len(whole) // 2], "huge header": (1 << 62).to_bytes(8, "little") + whole[8:], "empty": b"",
-        "text": b"version https://git-lfs.github.com/spec/v1\n", "overlap": len(header).to_bytes(8, "little") + header + bytes(12),
+        "text": b"version https://git-lfs.github.com/spec/v1\n",
+        "overlap": len(header).to_bytes(8, "little") + header + bytes(12),
     }[damage])  # fmt: skip
     with pytest.raises(BadInput, match=r"model\.safetensors is not a readable safetensors file"):
         load_draft(single)
@@ -109,7 +111,11 @@ def test_code_in_a_pickle_is_never_run(single, monkeypatch):
         ({"eagle_aux_hidden_state_layer_ids": [2, "4", 5]}, "expected a list of whole numbers"),
         ({"target_hidden_size": 50}, "no multiple of target_hidden_size = 50"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "spiral"}}, "spiral"),
-        ({"draft_vocab_size": 121}, r"d2t is \[120\], expected \[121\]"),
+        ({"draft_vocab_size": 121}, r"lm_head.weight in model.safetensors is \[120, 32\], expected \[121, 32\]"),
+        # Sizes that would need terabytes, or a million modules, are compared with the file before anything is made.
+        ({"intermediate_size": 1 << 36}, r"expected \[68719476736, 32\]"),
+        ({"num_hidden_layers": 1 << 36}, "the tensors make 1 layers"),
+        ({"num_attention_heads": 1 << 20}, r"expected \[8388608, 64\]"),
     ],
 )
 def test_impossible_config_values_are_named(single, changes, words):
@@ -118,6 +124,32 @@ def test_impossible_config_values_are_named(single, changes, words):
     with pytest.raises(BadInput, match=words) as caught:
         load_draft(single)
     assert str(single) in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rope_theta", "factor", "x"]), inner),
+    max_leaves=4,
+)
+KEYS = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
+    "draft_vocab_size", "num_hidden_layers", "rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling",
+    "hidden_act", "max_position_embeddings", "eagle_aux_hidden_state_layer_ids", "eagle_config", "target_hidden_size", "norm_output",
+    "fc_norm", "norm_before_fc", "sliding_window", "layer_types", "logit_scale", "partial_rotary_factor",
+    "num_aux_hidden_states", "transformer_layer_config", "speculators_model_type",
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=2))
+def test_any_config_is_read_or_refused_in_words(tmp_path_factory, changes):
+    folder = write_flat(tmp_path_factory.mktemp("fuzz") / "d", *make_draft(), **PLAIN)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    try:
+        load_draft(folder)
+    except EyasError as error:
+        assert str(folder) in str(error)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100000])

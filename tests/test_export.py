@@ -4,7 +4,6 @@ pytest -q tests/test_export.py
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parent))
 from drafts import make_draft, write_flat, write_speculators
 from eyas.cli.export import command
 from eyas.conventions import Known
@@ -211,7 +209,9 @@ def test_the_probe_is_recorded_from_features_and_travels(tmp_path, trained, tiny
         tmp_path / "out", tmp_path / "again", dtype="float32"
     )  # from the probe, without target or features
     assert again.probe_rows == report.probe_rows and check_draft(tmp_path / "again").ok
-    copied = [p.name for p in (tmp_path / "out").glob("*.safetensors")]
+    (tmp_path / "out").rename(trained / "export")  # a run lends the probe of its export
+    assert export_draft(trained, tmp_path / "third").probe_rows == report.probe_rows
+    copied = [p.name for p in (tmp_path / "third").glob("*.safetensors")]
     assert copied == ["model.safetensors"]  # engines load every *.safetensors beside the model
 
 

@@ -4,14 +4,12 @@ pytest -q tests/test_probe.py
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parent))
 from drafts import foreign_tensors, make_draft, with_embedding
 from eyas.draft.checkpoint import PROBE, save_draft
 from eyas.draft.probe import STEPS, answer, collect, compare, read_probe, verify_probe, write_probe

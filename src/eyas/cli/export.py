@@ -89,7 +89,8 @@ def _export(
         click.echo(json.dumps(report.to_dict()))
         return
     click.echo(
-        f"{report.path}: {report.tensors} tensors, {report.bytes / 2**20:.1f} MiB, {report.dtype}, from {report.dialect}"
+        f"{report.path}: {report.tensors} tensors, {report.bytes / 2**20:.1f} MiB, {report.dtype}, "
+        f"from the {report.dialect} dialect"
     )
     for engine, obstacles in report.engines.items():
         click.echo(f"  {engine}: {'runs as it stands' if not obstacles else 'cannot run it as trained'}")

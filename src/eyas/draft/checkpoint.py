@@ -38,6 +38,7 @@ WEIGHTS = "model.safetensors"
 PROBE = "eyas/probe.safetensors"
 # All that may lie in a directory for Eyas to replace it.
 OURS = {CONFIG, WEIGHTS, EYAS_JSON, PROBE, "eyas", "manifest.json", "README.md"}
+MOST_TAPS = 64  # far beyond any draft
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -69,13 +70,13 @@ def load_draft(
     ends = load_ends(target_dir) if target_dir is not None else None
     if ends is not None:
         _check_target(reading, ends, target_dir)
+    head = _head(reading, ends)
+    _check_tensors(reading, skip={"lm_head.weight"} if head is not None else set())
+    vocab_map = _vocab_map(reading)
     try:
         draft = Draft(reading.shape, reading.conventions)
-    except ValueError as error:  # a RoPE kind or parameter that transformers refuses
-        raise BadInput(f"{reading.folder.config_file}: {error}") from error
-    head = _head(reading, ends)
-    vocab_map = _vocab_map(reading)
-    _check_tensors(reading, draft, skip={"lm_head.weight"} if head is not None else set())
+    except Exception as error:  # a RoPE kind or parameter that transformers or torch refuses, each in its own way
+        raise BadInput(f"{reading.folder.config_file}: no draft can be built from it ({error})") from error
     state = {
         name: reading.canonical.sources[name].load() for name in draft.state_dict() if name in reading.canonical.sources
     }
@@ -104,14 +105,28 @@ def _check_target(reading: Reading, ends: Ends, target_dir: str | Path | None) -
     for name, value in mine.items():
         if value != theirs[name]:
             raise Mismatch(
-                f"{reading.folder.path} was made for a target with {name} {value}, but {target_dir} has {theirs[name]}; "
-                f"name the draft's own target"
+                f"{reading.folder.path} was made for a target with {name} {value}, but {target_dir} has "
+                f"{theirs[name]}; name the draft's own target"
             )
 
 
-def _check_tensors(reading: Reading, draft: Draft, skip: set[str]) -> None:
-    """Compare what the module needs with what the files hold; one error for everything."""
-    expected = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
+def _check_tensors(reading: Reading, skip: set[str]) -> None:
+    """Compare what the module needs with what the files hold; one error for everything.
+
+    Nothing is allocated: a config may name any size.
+    """
+    shape, held = reading.shape, reading.canonical.num_layers()
+    if shape.num_layers > held or shape.num_taps > MOST_TAPS:
+        raise BadInput(
+            f"{reading.folder.path}: the config asks for {shape.num_layers} layers and {shape.num_taps} taps, the "
+            f"tensors make {held} layers (and at most {MOST_TAPS} taps are read); repair the config"
+        )
+    try:
+        with torch.device("meta"):
+            skeleton = Draft(shape, reading.conventions.with_(rope_type="default", rope_scaling={}))
+    except (EyasError, ValueError) as error:
+        raise BadInput(f"{reading.folder.config_file}: {error}") from error
+    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
     sources = reading.canonical.sources
     problems = []
     for name in sorted(expected.keys() - sources.keys() - skip):
@@ -189,8 +204,8 @@ def _embedding(reading: Reading, ends: Ends | None) -> tuple[torch.Tensor | None
     if source is None:
         if shape.hidden_size != shape.target_hidden_size:
             raise BadInput(
-                f"{reading.folder.path}: the draft is {shape.hidden_size} wide and its target {shape.target_hidden_size}, so "
-                f"it must own an embedding, but embed_tokens.weight is missing"
+                f"{reading.folder.path}: the draft is {shape.hidden_size} wide and its target "
+                f"{shape.target_hidden_size}, so it must own an embedding, but embed_tokens.weight is missing"
             )
         return (None if ends is None else ends.embedding), False
     if source.shape != (shape.vocab_size, shape.hidden_size):
@@ -249,6 +264,11 @@ def write_draft(
             f"{shape.draft_vocab_size} of {shape.vocab_size}; save the map it was trained with"
         )
     tensors = canonical_tensors(draft, vocab_map, dtype)
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        narrow = dtype is torch.float16 and all(torch.isfinite(p).all() for p in draft.parameters())
+        remedy = "choose bfloat16" if narrow else "train again from an earlier checkpoint with a lower learning rate"
+        raise EyasError(f"{', '.join(broken)}: NaN or infinite values, so the draft cannot be saved; {remedy}")
     conventions = draft.conventions.with_(
         draft.conventions.known("d2t"), d2t="offset" if "d2t" in tensors else "none", head="own"
     )
@@ -272,9 +292,10 @@ def write_draft(
 
 
 def canonical_tensors(draft: Draft, vocab_map: VocabMap, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    """Tensors of the canonical file, on the CPU: weights in `dtype`, `d2t` int64 and `t2d` bool unless the vocabulary is full.
+    """Tensors of the canonical file, on the CPU: weights in `dtype`; `d2t` int64 and `t2d` bool.
 
-    Layers >= 1 store their stream norm under both names (dialects/keys.py).
+    A full vocabulary has neither map (vLLM refuses them there). Layers >= 1 store their stream norm under both names,
+    as dialects/keys.py reads them.
     """
     tensors = {
         name: tensor.detach().to(device="cpu", dtype=dtype or tensor.dtype).contiguous()
@@ -282,12 +303,6 @@ def canonical_tensors(draft: Draft, vocab_map: VocabMap, dtype: torch.dtype | No
     }
     for name in [n for n in tensors if n.startswith("layers.") and n.endswith(".hidden_norm.weight")]:
         tensors[name.replace("hidden_norm", "input_layernorm")] = tensors[name].clone()
-    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if broken:
-        raise EyasError(
-            f"{', '.join(broken)}: NaN or infinite values{f' in {dtype}' if dtype else ''}; the draft cannot be saved. "
-            f"Train again from an earlier checkpoint with a lower learning rate"
-        )
     if vocab_map.size < vocab_map.target_size:
         tensors |= {"d2t": vocab_map.d2t.cpu().contiguous(), "t2d": vocab_map.t2d.cpu().contiguous()}
     return tensors
@@ -297,7 +312,7 @@ def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     """{"sha256": of its raw bytes, "dtype", "shape"}; the bytes are those of safetensors (row-major, little-endian)."""
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     name = str(tensor.dtype).removeprefix("torch.")
-    return {"sha256": hashlib.sha256(memoryview(raw)).hexdigest(), "dtype": name, "shape": list(tensor.shape)}
+    return {"sha256": hashlib.sha256(raw.data).hexdigest(), "dtype": name, "shape": list(tensor.shape)}
 
 
 def _special_ids(facts: TargetFacts | None) -> dict[str, Any]:

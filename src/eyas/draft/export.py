@@ -3,9 +3,10 @@
     eyas export RUN_OR_DRAFT --out DIR --for sglang,vllm
 
 What an engine cannot express is named, or refused when that engine was asked for. Stored values are rounded to `dtype`
-here and nowhere else. bfloat16 (default) halves the file, and every engine and `eyas prove` then run the same rounded
-numbers; a draft's rounding cannot touch losslessness, which the target alone decides, and moves accept length by less than
-it can be measured. float32 keeps the trained masters.   pytest tests/test_export.py
+here and nowhere else. bfloat16 (default) halves the file. A draft's rounding cannot touch losslessness, which the
+target alone decides; it changes some near-ties of the draft and so, a little, the accept length: prove the exported
+draft, whose numbers every engine then loads alike, whatever it computes in. float32 keeps the trained masters.
+Exercise it:  pytest tests/test_export.py
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def find_draft(path: str | Path) -> Path:
             return folder
     looked = ", ".join(place or "." for place in PLACES)
     raise BadInput(
-        f"{path}: no draft there (config.json and weights; looked in {looked}); run `eyas train` first, or name the draft"
+        f"{path}: no draft there (config.json and weights; looked in {looked}); run `eyas train` first, or name "
+        f"the draft"
     )
 
 
@@ -114,8 +116,8 @@ def export_draft(
     """Write the canonical directory of the draft in `source`, with a probe and a manifest, whole or not at all.
 
     The probe is made of `features` (then the target is needed for its embedding rows) or of the probe that `source`
-    carries. `predicted` and `provenance` add to what the source's eyas.json says. Raises NotExpressible when one of `engines`
-    cannot run the draft as declared, BadInput for anything unreadable, Mismatch for features of another target.
+    carries. `predicted` and `provenance` add to what the source's eyas.json says. Raises NotExpressible when one of
+    `engines` cannot run the draft as declared, BadInput for what is unreadable, Mismatch for another target's features.
     """
     started = time.monotonic()
     if dtype not in DTYPES:
@@ -145,7 +147,7 @@ def export_draft(
             provenance={**(declared.get("provenance") or _origin(reading.dialect, folder)), **(provenance or {})},
             extra={"engines": found},
         )  # fmt: skip
-        rows = _write_probe(out, folder, features, target_dir, notes)
+        rows = _write_probe(out, (folder, Path(source) / "export"), features, target_dir, notes)
         files = [CONFIG, WEIGHTS, EYAS_JSON] + ([PROBE] if rows else [])
         inputs = {"draft": sha256_json({f.name: sha256_file(f) for f in reading.folder.files})}
         if features is not None:
@@ -161,14 +163,17 @@ def export_draft(
 
 
 def _write_probe(
-    out: Path, source: Path, features: FeatureSet | None, target_dir: str | Path | None, notes: list[str]
+    out: Path, held: Sequence[Path], features: FeatureSet | None, target_dir: str | Path | None, notes: list[str]
 ) -> int:
-    """Record the probe of the draft just written; returns its rows, 0 where there is nothing to make one of."""
+    """Record the probe of the draft just written; returns its rows, 0 where there is nothing to make one of.
+
+    `held`: directories whose own probe may lend its sequences.
+    """
     draft, vocab_map, _ = load_draft(out, target_dir)  # the rounded weights, as anyone will load them
     if features is not None and draft.embed_tokens is not None:
         inputs = collect(features, draft.embed_tokens.weight)
-    elif features is None and (source / PROBE).is_file():
-        inputs = read_probe(source)[0]
+    elif features is None and (lender := next((p for p in held if (p / PROBE).is_file()), None)):
+        inputs = read_probe(lender)[0]
     else:
         missing = "features (--features)" if features is None else "the target's embedding (--target)"
         notes.append(
@@ -225,7 +230,7 @@ class CheckReport:
 
 
 def check_draft(path: str | Path, device: str = "cpu") -> CheckReport:
-    """Compare a directory that Eyas exported with its eyas.json and probe: tensors, map, config as engines read it, choices.
+    """Compare an exported directory with its eyas.json and probe: tensors, map, config as engines read it, choices.
 
     Raises BadInput where it cannot be read at all.
     """
@@ -260,6 +265,10 @@ def check_draft(path: str | Path, device: str = "cpu") -> CheckReport:
 
 # What config.json cannot say, so that it is not compared.
 UNSPELLED = {
+    "layer_input",
+    "rms_norm_offset",
+    "norm_before_head",
+    "token_shift",
     "num_target_layers",
     "embedding",
     "head",

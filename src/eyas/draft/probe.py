@@ -1,7 +1,7 @@
 """The probe: a few recorded sequences inside an exported draft, by which any later copy or conversion can be verified.
 
-`eyas/probe.safetensors` holds ids, aux states, the embedding rows they need, and what this draft chooses on them at each
-step, fed the recorded tokens (teacher-forced). Verifying needs neither the target nor the features:
+`eyas/probe.safetensors` holds ids, aux states, the embedding rows they need, and what this draft chooses on them at
+each step, fed the recorded tokens (teacher-forced). Verifying needs neither the target nor the features:
 
     eyas export --check path/to/draft
 
@@ -58,7 +58,7 @@ class ProbeAnswers:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a replay. `ok`: every choice with a margin beyond the tolerance is the recorded one, and margins agree."""
+    """The outcome of a replay. `ok`: all choices are the recorded ones (near-ties apart) and their margins agree."""
 
     path: str
     rows: int
@@ -142,7 +142,7 @@ def write_probe(folder: Path, inputs: ProbeInputs, answers: ProbeAnswers) -> Pat
 
 
 def read_probe(folder: str | Path) -> tuple[ProbeInputs, ProbeAnswers]:
-    """The probe of a draft directory. Raises BadInput naming the file when it is missing, damaged or of another schema."""
+    """The probe of a draft directory. Raises BadInput when it is missing, damaged or of another schema."""
     from safetensors import safe_open
 
     path = Path(folder) / PROBE
@@ -183,7 +183,7 @@ def compare(recorded: ProbeAnswers, now: ProbeAnswers, path: str, tolerance: flo
 
 
 def verify_probe(folder: str | Path, device: torch.device | str = "cpu", tolerance: float = TOLERANCE) -> ProbeReport:
-    """Replay the probe on the weights in `folder`, in float32, and compare. Raises BadInput where either cannot be read."""
+    """Replay the probe on the weights in `folder`, in float32. Raises BadInput where either cannot be read."""
     inputs, recorded = read_probe(folder)
     draft, vocab_map, _ = load_draft(folder, device=device)
     wide, expected = inputs.taps.shape[-1], draft.fc.weight.shape[1]

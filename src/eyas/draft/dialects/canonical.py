@@ -46,7 +46,10 @@ def max_position(conventions: Conventions, facts: TargetFacts | None) -> int:
 def canonical_config(
     shape: DraftShape, conventions: Conventions, facts: TargetFacts | None, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The config.json of a draft whose tensors are stored in `dtype`. `facts` None: what only the target knows is left out."""
+    """The config.json of a draft whose tensors are stored in `dtype`.
+
+    `facts` None: what only the target knows is left out.
+    """
     c, taps = conventions, conventions.taps
     rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_type, **c.rope_scaling}
     if c.partial_rotary_factor != 1:

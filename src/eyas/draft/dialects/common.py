@@ -71,7 +71,7 @@ def read_llama_like(
     layers = model.whole("num_hidden_layers", canonical.num_layers()).value
     if layers < canonical.num_layers():
         notes.append(
-            f"config.json says num_hidden_layers = {layers}, the tensors make {canonical.num_layers()}; tensors followed"
+            f"config.json says num_hidden_layers = {layers}, the tensors make {canonical.num_layers()}; they win"
         )
         layers = canonical.num_layers()
 
@@ -158,13 +158,14 @@ def _taps(folder: DraftFolder, taps: Found, num_taps: int, target_layers: int | 
     if taps.value is not None:
         if len(taps.value) != num_taps:
             raise BadInput(
-                f"{folder.config_file}: {taps.where} names {len(taps.value)} taps, but fc.weight is {num_taps} taps wide"
+                f"{folder.config_file}: {taps.where} names {len(taps.value)} taps, but fc.weight is "
+                f"{num_taps} taps wide"
             )
         return taps
     if num_taps != 3 or target_layers is None:
         raise BadInput(
-            f"{folder.config_file} does not name the taps ({num_taps} feed fc). Where three are left out they are by custom "
-            f"(2, n//2, n-3): give the target, so that n is known, or add eagle_aux_hidden_state_layer_ids"
+            f"{folder.config_file} does not name the taps ({num_taps} feed fc). Where three are left out they are "
+            f"by custom (2, n//2, n-3): give the target, so that n is known, or add eagle_aux_hidden_state_layer_ids"
         )
     try:
         return Found(default_taps(target_layers), Known.DEFAULT)

@@ -1,7 +1,7 @@
 """Foreign tensor names -> canonical ones, and where each canonical tensor comes from.   pytest tests/test_checkpoint.py
 
-Canonical: bare `midlayer.*` for the first layer, `layers.N.*` after it, q/k/v and gate/up apart, `hidden_norm` as the norm
-on the stream of every layer. Seen in the wild: prefixes, `layers.0.*`, fused projections, `aux_norm_low|mid|high`.
+Canonical: bare `midlayer.*` for the first layer, `layers.N.*` after it, q/k/v and gate/up apart, `hidden_norm` as the
+norm on the stream of every layer. Seen in the wild: prefixes, `layers.0.*`, fused projections, `aux_norm_low|mid|high`.
 """
 
 from __future__ import annotations
@@ -135,6 +135,6 @@ def _one_stream_norm(out: Canonical) -> None:
             out.sources[twin] = source
         elif not torch.equal(source.load(), out.sources[twin].load()):
             raise BadInput(
-                f"{source.ref.file}: {name} and {twin} differ. vLLM reads the first and SGLang the second, so the file does "
-                f"not say which was trained; make them equal"
+                f"{source.ref.file}: {name} and {twin} differ. vLLM reads the first and SGLang the second, so the file "
+                f"does not say which was trained; make them equal"
             )

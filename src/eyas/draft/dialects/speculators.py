@@ -1,4 +1,4 @@
-"""The dialect of vLLM's speculators library: the model config nested in `transformer_layer_config`, draft flags above it.
+"""The dialect of the speculators library: the model config nested in `transformer_layer_config`, draft flags above it.
 
 Layer ids are taps as they stand. Absent `norm_before_residual`: vLLM reads True (configs/speculators/algos.py:33), the
 library's own class says False, and its trainer's default is True, so it is guessed.   pytest tests/test_checkpoint.py
