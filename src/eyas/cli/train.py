@@ -1,0 +1,108 @@
+"""`eyas train`: features and a vocabulary map to a draft.
+
+eyas train runs/demo/features --vocab runs/demo/vocab --target smollm2 --held-out runs/demo/heldout --out runs/demo/train
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+HELP = """Train a draft on FEATURES (a folder written by `eyas extract`).
+
+The same command goes on where a killed one stopped and ends in the same weights. OUT gets draft/ (the canonical draft
+directory in float32; `eyas export` rounds it for engines), metrics.jsonl, tensorboard/ and checkpoints/. With
+--held-out, the accept length is predicted while training, by chain drafting on features kept out of it.
+
+Settings come from --config (the `train:` section of a recipe, or a whole recipe) and from --set, which wins.
+
+\b
+Examples:
+  eyas train runs/demo/features --vocab runs/demo/vocab --target smollm2 --out runs/demo/train
+  eyas train FEATURES --vocab VOCAB --target T --held-out HELDOUT --set epochs=4 --set lr=2e-3 --out RUN
+  eyas train FEATURES --target T --init-from OLD_DRAFT --set epochs=1 --out RUN    # fine-tune, keeps its map
+"""
+
+
+@click.command("train", help=HELP, short_help="Train a draft on features.")
+@click.argument("features", type=click.Path(path_type=Path))
+@click.option("--target", required=True, help="Folder, .gguf file, hub id or 'smollm2': embedding, head, final norm.")
+@click.option("--vocab", "vocab", type=click.Path(path_type=Path), help="Vocabulary map (folder or file) of `eyas vocab`.")
+@click.option("--held-out", type=click.Path(path_type=Path), help="Features kept out of training, to predict on.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML with the settings, or with a `train:` section.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable.")
+@click.option("--init-from", type=click.Path(path_type=Path), help="A draft to go on from; its map is kept.")
+@click.option("--seed", default=0, show_default=True, help="Of initial weights and data order.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+@click.option("--show-settings", is_flag=True, help="Print all settings with their values and meaning, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    features: Path,
+    target: str,
+    vocab: Path | None,
+    held_out: Path | None,
+    out: Path,
+    config: Path | None,
+    settings: tuple[str, ...],
+    init_from: Path | None,
+    seed: int,
+    device: str,
+    show_settings: bool,
+    as_json: bool,
+) -> None:
+    chosen = read_settings(config, settings, init_from)
+    if show_settings:
+        for name, info in type(chosen).model_fields.items():
+            click.echo(f"{name:20} {getattr(chosen, name)!s:12} {' '.join((info.description or '').split())}")
+        return
+    from eyas.features.reader import FeatureSet
+    from eyas.target.source import resolve_target
+    from eyas.train.loop import train
+    from eyas.vocab import VocabMap
+
+    counts = train(
+        FeatureSet.open(features), out, target_dir=resolve_target(target),
+        vocab_map=VocabMap.load(vocab) if vocab else None,
+        held_out=FeatureSet.open(held_out) if held_out else None, settings=chosen, seed=seed, device=device,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(counts))
+        return
+    click.echo(f"{counts['steps']} steps over {counts['tokens_seen']:,} tokens; the draft is in {out / 'draft'}")
+    if predicted := counts.get("predicted"):
+        rates = " ".join(f"{rate:.3f}" for rate in predicted["per_position"])
+        click.echo(f"predicted accept length {predicted['accept_length']:.3f} at K = {predicted['draft_tokens']} "
+                   f"(per position {rates}; {predicted['definition']})")  # fmt: skip
+
+
+def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: Path | None) -> Any:
+    """TrainSettings from a YAML file and NAME=VALUE pairs. Raises BadInput naming the field and the value."""
+    import pydantic
+    import yaml
+
+    from eyas.errors import BadInput
+    from eyas.train.settings import TrainSettings
+
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise BadInput(f"{config} cannot be read as YAML: {error}") from error
+        values = read.get("train", read) if isinstance(read, dict) else {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise BadInput(f"--set {assignment!r}: expected NAME=VALUE, for example --set lr=2e-3")
+        values[name.strip()] = yaml.safe_load(text)
+    if init_from is not None:
+        values["init_from"] = str(init_from)
+    try:
+        return TrainSettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise BadInput(f"{config or 'training settings'}: " + "; ".join(lines)) from error

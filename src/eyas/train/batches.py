@@ -1,0 +1,91 @@
+"""Which documents are packed together, and when: a pure function of lengths, seed and epoch.
+
+Documents of like length share a batch, so that attention, which is laid out per document, wastes little; batches come in
+random order. Nothing here depends on how far a run has come, so a resumed run sees the same batches.
+    Exercise it:  pytest tests/test_train_batches.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..draft.unroll import Packing
+from ..features.reader import FeatureSet
+from .objective import Batch
+
+WINDOW = 256  # documents sorted by length together: enough to match lengths, few enough to keep the order random
+
+
+def plan_epoch(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of document numbers, each of at most `tokens` tokens unless one document alone is longer.
+
+    lengths int64 [docs]. Every document appears exactly once.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    batches: list[list[int]] = []
+    for start in range(0, len(order), WINDOW):
+        window = order[start : start + WINDOW]
+        window = window[np.argsort(lengths[window], kind="stable")]
+        held, size = [], 0
+        for doc in window.tolist():
+            if held and size + int(lengths[doc]) > tokens:
+                batches.append(held)
+                held, size = [], 0
+            held.append(doc)
+            size += int(lengths[doc])
+        if held:
+            batches.append(held)
+    rng.shuffle(batches)  # type: ignore[arg-type]
+    return batches
+
+
+def plan_steps(lengths: np.ndarray, tokens: int, micro_tokens: int, seed: int) -> Iterator[list[list[int]]]:
+    """Optimizer steps without end: each a list of micro-batches of together at most `tokens` tokens (or one batch)."""
+    for epoch in itertools.count():
+        step: list[list[int]] = []
+        size = 0
+        for batch in plan_epoch(lengths, min(micro_tokens, tokens), seed, epoch):
+            here = int(lengths[batch].sum())
+            if step and size + here > tokens:
+                yield step
+                step, size = [], 0
+            step.append(batch)
+            size += here
+        if step:
+            yield step
+
+
+def steps_in(lengths: np.ndarray, tokens: int, micro_tokens: int, seed: int, epochs: float) -> int:
+    """Optimizer steps in `epochs` passes over the documents, at least 1."""
+    total, steps = epochs * int(lengths.sum()), 0
+    seen = 0
+    for step in plan_steps(lengths, tokens, micro_tokens, seed):
+        if seen >= total:
+            break
+        seen += sum(int(lengths[batch].sum()) for batch in step)
+        steps += 1
+    return max(1, steps)
+
+
+def make_batch(features: FeatureSet, docs: Sequence[int], device: torch.device | str = "cpu") -> Batch:
+    """Pack documents into one Batch on `device`; states stay in the dtype in which they are stored."""
+    parts = [features.document(doc) for doc in docs]
+    offsets = torch.tensor([0, *(len(part["ids"]) for part in parts)]).cumsum(0)
+
+    def pack(name: str) -> torch.Tensor:
+        return torch.cat([part[name] for part in parts]).to(device, non_blocking=True)
+
+    return Batch(
+        ids=pack("ids").long(),
+        mask=pack("mask"),
+        aux=pack("taps"),
+        final=pack("final"),
+        logsumexp=pack("logsumexp"),
+        top1=pack("top1").long(),
+        packing=Packing(offsets.to(device)),
+    )

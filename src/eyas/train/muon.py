@@ -1,0 +1,59 @@
+"""Muon: momentum whose matrix updates are orthogonalised (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+
+torch.optim.Muon iterates in bfloat16 whatever the device; on a CPU without bf16 instructions that costs several times
+the backward pass (docs/experiments.md). This one iterates in float32 there and is otherwise the same rule: Nesterov
+momentum, five Newton-Schulz steps, update scaled to AdamW's root mean square (0.2 sqrt(max(rows, columns)), Liu et al.
+2025, arXiv 2502.16982, eq. 4), decoupled weight decay.   Exercise it:  pytest tests/test_train_muon.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest at zero, singular values end in about 0.7..1.2
+
+
+def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    """An approximation of U V^T for matrix = U S V^T; float [m, n] -> same shape, bf16 on CUDA, float32 elsewhere."""
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """For 2-D weights inside the model; embeddings, heads and vectors belong to AdamW. lr is on AdamW's scale."""
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        ns_steps: int = 5,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps})
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.ndim != 2:
+                    raise ValueError(f"Muon takes matrices; found a parameter of shape {tuple(p.shape)}")
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients present."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1 - group["momentum"])
+                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]), group["ns_steps"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)

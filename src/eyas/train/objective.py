@@ -1,0 +1,189 @@
+"""The TTT objective: which rows are supervised at which step, against which teacher, with which weight.
+
+Contract (design.md, section 3): the teacher of row i, step k is the target's distribution for x_{i+2+k}, read from the
+final state at i+1+k; its weight is w(i,k) = m_{i+1} ... m_{i+2+k}; the loss is sum_k lambda_k sum_i w l / sum_i w, sums
+over the whole optimizer batch; l is the cross-entropy -sum_d p_d log q_d over the draft vocabulary, where p_d are the
+target's probabilities over the WHOLE vocabulary (not renormalised) and q the draft's softmax over D.
+    Exercise it:  pytest tests/test_train_objective.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..draft.model import Draft
+from ..draft.unroll import Packing, Unroll
+
+
+def run_lengths(mask: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """For each token j the number of supervised tokens j, j+1, ... in a row within its document. int64 [N].
+
+    mask bool/uint8 [N], offsets int64 [B+1]. So w(i,k) = 1 exactly where run[i+1] >= k + 2.
+    """
+    n = len(mask)
+    index = torch.arange(n, device=mask.device)
+    # A run ends before the next unsupervised token and before the next document: two minima over what follows.
+    unsupervised = torch.where(mask.bool(), n, index).flip(0).cummin(0).values.flip(0)
+    begins = torch.full((n + 1,), n, device=mask.device)
+    begins[offsets] = offsets  # a document's own first token does not end its run: look strictly ahead
+    next_document = begins[1:].flip(0).cummin(0).values.flip(0)
+    return (torch.minimum(unsupervised, next_document) - index) * mask.bool()
+
+
+@dataclass
+class Batch:
+    """Packed documents. ids int64 [N], mask [N], aux [N, T*Ht], final [N, H], logsumexp float32 [N], top1 int64 [N]."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    aux: torch.Tensor
+    final: torch.Tensor
+    logsumexp: torch.Tensor
+    top1: torch.Tensor
+    packing: Packing
+    run: torch.Tensor = field(init=False)  # run length of the token after row i: w(i,k) = run[i] >= k + 2
+
+    def __post_init__(self) -> None:
+        run = run_lengths(self.mask, self.packing.offsets)
+        same = torch.zeros_like(run, dtype=torch.bool)
+        same[:-1] = self.packing.document[:-1] == self.packing.document[1:]
+        self.run = torch.where(same, torch.cat([run[1:], run.new_zeros(1)]), 0)
+
+    def rows(self, step: int) -> torch.Tensor:
+        """Rows supervised at `step`, ascending int64."""
+        return (self.run >= step + 2).nonzero().squeeze(1)
+
+    def weights(self, steps: int) -> torch.Tensor:
+        """sum_i w(i,k) for k < steps, float64 [K]."""
+        counts = torch.bincount(self.run.clamp(max=steps + 1), minlength=steps + 2)
+        return counts.flip(0).cumsum(0).flip(0)[2 : steps + 2].double()
+
+
+@dataclass
+class StepSums:
+    """Sums over a batch, float64 [K] each: weighted loss, rows, rows where the draft's choice is the target's `top1`
+    at this step, and at all steps so far (both count a choice outside the draft vocabulary as wrong)."""
+
+    loss: torch.Tensor
+    rows: torch.Tensor
+    right: torch.Tensor
+    chain: torch.Tensor
+
+    def __add__(self, other: StepSums) -> StepSums:
+        return StepSums(*(getattr(self, n) + getattr(other, n) for n in ("loss", "rows", "right", "chain")))
+
+
+class HeadLoss(torch.autograd.Function):
+    """Cross-entropy of `normed @ weight.T` against teacher probabilities, its gradient made in the forward.
+
+    No logits are kept: a chunk of rows is projected, compared and turned into gradients while it is in cache.
+    normed [R, H] in the dtype of the products, weight [D, H] (float32 master), teacher float32 [P, D] probabilities,
+    pick int64 [R] rows of the teacher, scale (float).
+    Returns (scale * sum of losses [], sum of losses [] float64 detached, argmax int64 [R]).
+    Per row: l = S lse(z) - p.z and dl/dz = S softmax(z) - p, with S = sum_d p_d <= 1.
+    """
+
+    @staticmethod
+    def forward(ctx, normed, weight, teacher, pick, scale, chunk):  # type: ignore[no-untyped-def]
+        master, weight = weight, weight.to(normed.dtype)
+        d_normed = torch.empty_like(normed) if normed.requires_grad else None
+        d_weight = torch.zeros_like(weight, dtype=torch.float32) if master.requires_grad else None
+        total = torch.zeros((), dtype=torch.float64, device=normed.device)
+        choice = torch.empty(len(normed), dtype=torch.int64, device=normed.device)
+        for start in range(0, len(normed), chunk):
+            part = slice(start, start + chunk)
+            x, p = normed[part], teacher[pick[part]]
+            z = (x @ weight.T).float()  # [C, D]
+            torch.argmax(z, -1, out=choice[part])
+            mass = p.sum(-1, keepdim=True)
+            lse = z.logsumexp(-1, keepdim=True)
+            total += (mass * lse).sum().double() - torch.linalg.vecdot(p, z).sum().double()
+            if d_normed is not None or d_weight is not None:
+                grad = z.sub_(lse).exp_().mul_(mass).sub_(p).mul_(scale).to(normed.dtype)
+                if d_normed is not None:
+                    torch.mm(grad, weight, out=d_normed[part])
+                if d_weight is not None and d_weight.dtype == grad.dtype:
+                    d_weight.addmm_(grad.T, x)
+                elif d_weight is not None:
+                    d_weight += grad.T @ x
+        ctx.save_for_backward(d_normed, d_weight)
+        ctx.mark_non_differentiable(choice)
+        return (total * scale).float(), total, choice
+
+    @staticmethod
+    def backward(ctx, upstream, _total, _choice):  # type: ignore[no-untyped-def]
+        d_normed, d_weight = ctx.saved_tensors
+        d_normed = None if d_normed is None else d_normed * upstream.to(d_normed.dtype)
+        d_weight = None if d_weight is None else d_weight * upstream
+        return d_normed, d_weight, None, None, None, None
+
+
+@torch.no_grad()
+def teacher_probabilities(
+    final: torch.Tensor, logsumexp: torch.Tensor, head_rows: torch.Tensor, logits_of: object = None
+) -> torch.Tensor:
+    """Target probabilities of the draft ids: exp(final @ head_rows.T - logsumexp). [P, H], [P], [D, H] -> [P, D].
+
+    `logits_of` maps raw logits to the target's (logit scale, soft-cap); the identity when None.
+    """
+    z = (final.to(head_rows.dtype) @ head_rows.T).float()
+    if callable(logits_of):
+        z = logits_of(z)
+    return z.sub_(logsumexp[:, None]).exp_()
+
+
+def ttt_loss(
+    draft: Draft,
+    batch: Batch,
+    head_rows: torch.Tensor,
+    draft_of: torch.Tensor,
+    *,
+    steps: int,
+    decay: float,
+    denominators: torch.Tensor,
+    logits_of: object = None,
+    chunk: int = 512,
+    compute: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, StepSums]:
+    """The loss of one (micro-)batch, and its sums.
+
+    head_rows [D, H]: the target's head on the draft ids; draft_of int64 [V]: draft id of a target id, -1 outside;
+    denominators float64 [K]: sum_i w(i,k) over the whole optimizer batch and all ranks. Loss is a scalar to be summed
+    over micro-batches and ranks. compute: dtype of the head's products (the rest follows autocast).
+    """
+    rows = batch.rows(0)
+    unroll = Unroll(draft, batch.packing, rows)
+    dtype = draft.fc.weight.dtype
+    following = torch.cat([batch.ids[1:], batch.ids[-1:]])  # x_{i+1}; nobody reads it across a document's end
+    embedded = unroll.embed(following)
+    # The teacher of (i, k) sits at i+1+k: make each once, at the positions that some row reads.
+    reads = (batch.rows(0) + 1)
+    place = torch.zeros(len(batch.ids), dtype=torch.int64, device=rows.device)
+    place[reads] = torch.arange(len(reads), device=rows.device)
+    teacher = teacher_probabilities(batch.final[reads], batch.logsumexp[reads], head_rows, logits_of)
+    wanted = draft_of[batch.top1.clamp(min=0)]  # [N] draft id of the target's choice after each token, -1 outside
+    h = unroll.start(embedded, batch.aux.to(dtype))
+    loss = torch.zeros((), device=h.device)
+    sums = StepSums(*(torch.zeros(steps, dtype=torch.float64) for _ in range(4)))
+    alive = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    for k in range(steps):
+        if k:
+            run = batch.run[rows]
+            kept = (run >= k + 2).nonzero().squeeze(1)
+            rows, alive, h = rows[kept], alive[kept], h[kept]
+            unroll.keep(kept)
+            if not len(rows):
+                break
+            h = unroll.step(embedded[rows + k], draft.feedback(h))
+        normed = draft.norm(h)
+        scale = decay**k / float(denominators[k])
+        at = rows + 1 + k
+        part, raw, choice = HeadLoss.apply(normed.to(compute), draft.lm_head.weight, teacher, place[at], scale, chunk)
+        loss = loss + part
+        right = choice == wanted[at]
+        alive = alive & right
+        sums.loss[k], sums.rows[k] = raw.item(), len(rows)
+        sums.right[k], sums.chain[k] = right.sum().item(), alive.sum().item()
+    return loss, sums

@@ -1,0 +1,77 @@
+"""TrainSettings: everything that can be chosen about training. Needs no torch, so that a recipe is checked at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class TrainSettings(BaseModel):
+    """How a draft is trained. The defaults suit a small target on CPU; see docs/experiments.md for what was measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    epochs: float = Field(default=3.0, gt=0)
+    """Passes over the features; ignored when `steps` is given."""
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps."""
+    batch_tokens: int = Field(default=4096, ge=1)
+    """Tokens of one optimizer step, prompts included."""
+    micro_tokens: int = Field(default=4096, ge=1)
+    """Tokens of one forward; smaller than `batch_tokens` accumulates gradients."""
+    ttt_steps: int = Field(default=5, ge=1)
+    """Steps that the draft is unrolled on its own states (7 in the paper). Serve at most about as many draft tokens."""
+    decay: float = Field(default=0.8, gt=0, le=1)
+    """Weight of step k is decay**k."""
+
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Muon for the matrices inside the model and AdamW for the rest, or AdamW for all."""
+    lr: float = Field(default=4e-3, gt=0)
+    """Peak learning rate of the matrices."""
+    head_lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of the head and the norms."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=1.0, gt=0)
+    """Largest gradient norm."""
+    warmup: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises; after it a cosine falls to `final_lr`."""
+    final_lr: float = Field(default=0.0, ge=0, le=1)
+    """Learning rate at the end, as a share of the peak."""
+    train_head: bool = True
+    """Train the draft's head; otherwise it stays the target's rows."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the matrix products; weights and optimizer are float32 always."""
+    head_chunk: int = Field(default=512, ge=1)
+    """Rows that are projected onto the draft vocabulary at once."""
+
+    start: Literal["regression", "target", "random"] = "regression"
+    """Initial weights: head and norm from the target and `fc` by regression on the features; without the regression; or
+    all random."""
+    init_from: str | None = None
+    """A draft to go on from: its weights, conventions and vocabulary map are kept, and `start` is ignored."""
+    intermediate_size: int | None = Field(default=None, ge=1)
+    """Width of the draft's MLP; the target's when absent."""
+    num_layers: int = Field(default=1, ge=1)
+    norm_before_fc: bool = True
+    """One norm over the concatenated taps (EAGLE-3.1 style; read by SGLang, vLLM and llama.cpp)."""
+    fc_norm: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+    """SGLang cannot express it."""
+
+    eval_every: int = Field(default=100, ge=1)
+    """Optimizer steps between measurements on the held-out features."""
+    eval_draft_tokens: int = Field(default=4, ge=1)
+    """Draft tokens a round (K) in the predicted accept length."""
+    save_every: int = Field(default=50, ge=1)
+    """Optimizer steps between checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints kept."""
+
+    @model_validator(mode="after")
+    def _coherent(self) -> TrainSettings:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other: a draft has one of them")
+        return self

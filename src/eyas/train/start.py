@@ -1,0 +1,132 @@
+"""The draft before its first step: sizes and conventions from target and settings, and initial weights that know something.
+
+A random draft spends its first hundreds of steps on learning what the target already holds. So the head starts as the
+target's rows for the draft vocabulary and the last norm as the target's, and `fc` as the least-squares map from the taps
+of row i to the final state at i+1, which is the one the target would predict x_{i+2} from. With that the draft starts as
+the best linear guess from the taps alone; what the embedding adds is left to training. (docs/experiments.md has numbers.)
+    Exercise it:  pytest tests/test_train_start.py
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..conventions import Conventions, Known
+from ..draft.model import Draft
+from ..draft.shape import DraftShape
+from ..errors import Mismatch
+from ..features.reader import FeatureSet
+from ..target.facts import TargetFacts
+from ..target.weights import Ends
+from ..vocab import VocabMap
+from .settings import TrainSettings
+
+INIT_STD = 0.02
+REGRESSION_TOKENS = 40_000  # enough rows for a few thousand unknowns each, few enough to take seconds
+RIDGE = 1e-3  # of the mean diagonal: keeps directions that the taps never use at zero
+
+
+def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet, vocab_map: VocabMap) -> Draft:
+    """A Llama-like draft with the target's sizes, RoPE and epsilon, declared in full; weights are not set yet.
+
+    Raises Mismatch when the features' states do not have the target's width.
+    """
+    if features.meta.hidden_size != facts.hidden_size or features.meta.vocab_size != facts.vocab_size:
+        raise Mismatch(
+            f"{features.dir}: states of width {features.meta.hidden_size} and vocabulary {features.meta.vocab_size}, "
+            f"but the target has {facts.hidden_size} and {facts.vocab_size}; use the target they were made with"
+        )
+    rope = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, dict)}
+    shape = DraftShape(
+        hidden_size=facts.hidden_size,
+        target_hidden_size=facts.hidden_size,
+        intermediate_size=settings.intermediate_size or facts.intermediate_size,
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        vocab_size=facts.vocab_size,
+        draft_vocab_size=vocab_map.size,
+        num_taps=len(features.conventions.taps),
+        num_layers=settings.num_layers,
+    )
+    values = dict(
+        taps=features.conventions.taps,
+        num_target_layers=facts.num_layers,
+        d2t="offset" if vocab_map.size < vocab_map.target_size else "none",
+        norm_before_fc=settings.norm_before_fc,
+        fc_norm=settings.fc_norm,
+        norm_before_residual=settings.norm_before_residual,
+        norm_output=settings.norm_output,
+        rms_norm_eps=facts.rms_norm_eps,
+        rope_theta=float(rope.pop("rope_theta", facts.rope_theta)),
+        rope_type=str(rope.pop("rope_type", "default")),
+        partial_rotary_factor=float(rope.pop("partial_rotary_factor", None) or 1.0),
+        rope_scaling=rope,
+        max_position=facts.max_position or Conventions.max_position,
+        embedding_scale=facts.embedding_scale,
+        teacher="whole_vocabulary",
+    )
+    names = [name for name in Conventions.__dataclass_fields__ if name != "how"]
+    return Draft(shape, Conventions(**values, how=dict.fromkeys(names, Known.DECLARED)))  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def initialise(
+    draft: Draft, settings: TrainSettings, ends: Ends, features: FeatureSet, vocab_map: VocabMap, seed: int
+) -> None:
+    """Set every weight of a new draft, deterministically from `seed`; see the module's text."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in draft.parameters():
+        if parameter.ndim == 2 and parameter.requires_grad:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
+    if settings.start == "random":
+        return
+    draft.lm_head.weight.copy_(ends.head[vocab_map.ids].float())
+    scale = _norm_weight(ends)
+    draft.norm.weight.copy_(scale)
+    if settings.start == "regression":
+        draft.fc.weight.copy_(regression(draft, features, scale, seed))
+
+
+def _norm_weight(ends: Ends) -> torch.Tensor:
+    """The target's final norm as a plain factor [H]."""
+    if ends.final_norm is None:
+        return torch.ones(ends.facts.hidden_size)
+    weight = ends.final_norm.float()
+    return weight + 1 if ends.facts.norm_offset else weight
+
+
+def regression(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int) -> torch.Tensor:
+    """Ridge regression of the un-scaled final state at i+1 on what `fc` reads at row i; float32 [H, T*Ht].
+
+    Rows are supervised ones of randomly chosen documents. scale [H]: the final norm's factor, divided out because the
+    draft's own norm applies it again.
+    """
+    order = torch.randperm(features.num_docs, generator=torch.Generator().manual_seed(seed)).tolist()
+    wide, size = draft.fc.weight.shape[1], draft.fc.weight.shape[0]
+    gram = torch.zeros(wide, wide, dtype=torch.float64)
+    cross = torch.zeros(wide, size, dtype=torch.float64)
+    inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
+    used = 0
+    for doc in order:
+        part = features.document(doc)
+        chosen = part["mask"][1:].bool()
+        x = _fc_input(draft, part["taps"][:-1][chosen].float())
+        y = part["final"][1:][chosen].float() * inverse
+        gram += (x.T @ x).double()
+        cross += (x.T @ y).double()
+        used += len(x)
+        if used >= REGRESSION_TOKENS:
+            break
+    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + 1e-12)
+    return torch.linalg.solve(gram, cross).T.float()
+
+
+def _fc_input(draft: Draft, aux: torch.Tensor) -> torch.Tensor:
+    """What `fc` reads: the taps after whichever norm this draft has there."""
+    if draft.input_norm is not None:
+        return draft.input_norm(aux)
+    if len(draft.fc_norm):
+        parts = aux.unflatten(-1, (len(draft.fc_norm), -1)).unbind(-2)
+        return torch.cat([norm(x) for norm, x in zip(draft.fc_norm, parts, strict=True)], -1)
+    return aux
