@@ -7,11 +7,16 @@ Seeds are fixed, so the statistical tests always give the same answer; their bou
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from eyas.decode.rules import Greedy, Proposal, Sampling
+from eyas.decode.answers import decode
+from eyas.decode.rules import Greedy, Proposal, Rule, Sampling
+from eyas.decode.step import Slots
 from eyas.errors import BadInput
+from eyas.target.model import Target
 
 
 def surprise(tokens: torch.Tensor, expected: torch.Tensor) -> float:
@@ -88,3 +93,64 @@ def test_nothing_drafted_is_plain_sampling():
 def test_temperature_zero_is_refused():
     with pytest.raises(BadInput, match="0 means greedy"):
         Sampling(0.0)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_sampled_answers_are_distributed_as_the_targets(tiny_target: Path, speculative: bool):
+    """End to end: marginals of the first three tokens, computed exactly over the likeliest continuations.
+
+    At temperature 0.15 this target's choice is spread over a handful of tokens, so the whole tree of three tokens fits.
+    """
+    temperature, many, prompt = 0.15, 3000, [5, 17, 40, 8, 99, 3]
+    target = Target.load(tiny_target)
+    texts, weights, marginals = [list(prompt)], torch.ones(1), []
+    for _ in range(3):
+        _, final = target.states(torch.tensor(texts), taps=[0])
+        p = (target.head(final[:, -1]) / temperature).softmax(-1)  # [texts, V]
+        marginals.append(weights @ p)
+        row, token = ((p * weights[:, None]) > 1e-6).nonzero(as_tuple=True)
+        texts = [[*texts[r], t] for r, t in zip(row.tolist(), token.tolist(), strict=True)]
+        weights = weights[row] * p[row, token]
+    assert weights.sum() > 0.999
+    assert 20 < len(texts) < 20_000
+
+    drafter = Hotter(target, prompt) if speculative else None
+    rule = Sampling(temperature, seed=3)
+    done = decode(target, [prompt] * many, drafter, k=2 if speculative else 0, rule=rule, max_new_tokens=3)
+    tokens = torch.tensor([a.tokens for a in done.answers])
+    for place, expected in enumerate(marginals):
+        assert abs(surprise(tokens[:, place], expected)) < 4
+    if speculative:
+        first = torch.tensor([a.accepted[0] for a in done.answers])
+        assert first.bincount(minlength=3).min() > 100, "rejections and bonus tokens both happened often"
+
+
+class Hotter:
+    """Drafts with the target itself, at twice its temperature: often right, often wrong. Keeps texts, not states."""
+
+    taps = (0,)
+
+    def __init__(self, target: Target, prompt: list[int]) -> None:
+        self.target, self.prompt = target, prompt
+
+    def start(self, rule: Rule) -> None:
+        self.rule = rule
+        self.texts: list[list[int]] = []
+
+    def commit(self, taps: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, slots: Slots) -> None:
+        new = [row[:n] for row, n in zip(tokens.tolist(), counts.tolist(), strict=True)]
+        old = self.texts or [self.prompt[:1]] * len(new)
+        self.texts = [a + b for a, b in zip(old, new, strict=True)]
+
+    def select(self, rows: torch.Tensor, order: torch.Tensor) -> None:
+        self.texts = [self.texts[i] for i in rows.tolist()]
+
+    def propose(self, k: int, slots: Slots) -> Proposal:
+        drawn, texts = [], self.texts
+        for _ in range(k):
+            ends = torch.tensor([len(t) - 1 for t in texts])
+            padded = torch.tensor([t + [0] * (int(ends.max()) + 1 - len(t)) for t in texts])
+            _, final = self.target.states(padded, taps=[0])
+            drawn.append(self.rule.draw(self.target.head(final[torch.arange(len(texts)), ends]) / 2))
+            texts = [[*t, i] for t, i in zip(texts, drawn[-1][0].tolist(), strict=True)]
+        return Proposal(torch.stack([ids for ids, _ in drawn], 1), torch.stack([q for _, q in drawn], 1))

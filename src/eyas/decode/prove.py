@@ -1,0 +1,324 @@
+"""Prove a draft: is decoding with it lossless, how long is its accept length, how much faster is it?
+
+    prove("runs/demo/draft", "path/to/target", {"mt_bench": [messages, ...]}, k=4)
+    eyas prove runs/demo/draft
+
+Every prompt is answered twice by the same code, plainly (k = 0) and speculatively. A few prompts of each set go one by
+one, and those give the speed; the rest go side by side, which changes no counts and is several times faster.
+
+What counts (all of it is in the result, under `definition`):
+- tau = 1 + accepted / rounds, prefill's token excluded; per set over all its rounds, then the mean over sets;
+- rounds count whose tokens all made it into the answer: the last one does not where it was cut off by `max_new_tokens`
+  or behind an end-of-answer token, nor does any that reaches into endless repetition, since loops are easy to draft;
+- answers end at the target's end-of-answer token unless `ignore_eos`, which is the way to compare with an engine run
+  so; `all_rounds` gives the numbers as engines count them: every round in full, loops and cut-off tokens included.
+
+Lossless: token-identical in float32, or the first difference is a near-tie of the target's logits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.decode.acceptance import Acceptance, interval
+from eyas.decode.answers import Answer, Decoded, decode
+from eyas.decode.rules import Greedy, Rule, Sampling
+from eyas.decode.step import ChainDrafter, Drafter, refuse_uncroppable
+from eyas.errors import BadInput
+from eyas.prompts import Prompt
+from eyas.repetition import trailing_period
+from eyas.target.model import Target
+
+NEAR_TIE = 1e-3
+"""Gap of float32 logits below which another order of sums may change the greedy choice (design.md, section 3)."""
+SHOWN = 20
+"""Differences described at most; each costs a forward."""
+DEFINITION = (
+    "tau = 1 + accepted / rounds, prefill's token excluded, cut-off last rounds and loops left out; interval: 95 %, "
+    "bootstrap over prompts; unconditional: share of rounds whose first j drafts were all accepted; conditional: of "
+    "those whose first j-1 were"
+)
+
+Asked = str | Prompt | Sequence[int] | Sequence[Mapping[str, Any]]
+"""One user message, a prompt as read from a file, token ids as they are, or messages for the chat template."""
+
+
+@dataclass
+class Case:
+    """One prompt, and its answers."""
+
+    set: str
+    index: int
+    """Place in its set."""
+    ids: list[int]
+    plain: Answer | None = None
+    speculative: Answer | None = None
+    loop: int | None = None
+    """Tokens of the answer before it begins to repeat itself endlessly."""
+
+
+def prove(
+    draft_dir: str | Path,
+    target_dir: str | Path,
+    prompt_sets: Mapping[str, Sequence[Asked]],
+    *,
+    k: int = 4,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    batch: int = 16,
+    timed: int = 1,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    on_answer: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Decode `prompt_sets` with and without the draft, in float32; the result is plain JSON values (see `measure`).
+
+    Raises Mismatch where draft and target do not belong together, BadInput for prompts that cannot be decoded.
+    """
+    from eyas.draft.checkpoint import load_draft
+
+    target = Target.load(target_dir, device=device, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    draft, vocab_map, conventions = load_draft(draft_dir, target_dir, device=device, dtype=torch.float32)
+    if target.facts.raw.get("sliding_window") or conventions.sliding_window:
+        batch = 1  # a window counts slots, so it must not contain the holes that a batch has
+    return measure(
+        target,
+        ChainDrafter(draft, vocab_map),
+        prompt_sets,
+        k=k,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        ignore_eos=ignore_eos,
+        seed=seed,
+        batch=batch,
+        timed=timed,
+        on_answer=on_answer,
+    )
+
+
+def measure(
+    target: Target,
+    drafter: Drafter,
+    prompt_sets: Mapping[str, Sequence[Asked]],
+    *,
+    k: int = 4,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    batch: int = 16,
+    timed: int = 1,
+    on_answer: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """`prove` with models that are loaded already. `on_answer(n)` hears of n further answers, two a prompt.
+
+    The result: tau_mean with low and high; tau {set: {tau, low, high, prompts, rounds, ...}}; per_position by both
+    definitions, over the rounds of all sets; all_rounds as engines count; lossless (None when sampling: its text is
+    distributed as the target's, not equal to it), near_ties and differences; speedup and speed, at batch 1.
+    """
+    if k < 1 or max_new_tokens < 2:
+        raise BadInput(f"k = {k} and max_new_tokens = {max_new_tokens}: at least 1 draft and 2 tokens are needed")
+    refuse_uncroppable(target)
+    started = time.perf_counter()
+    cases, left_out = make_cases(target, prompt_sets, max_new_tokens + k)
+
+    def run(some: Sequence[Case], with_draft: bool) -> Decoded:
+        rule: Rule = Sampling(temperature, seed, target.device) if temperature > 0 else Greedy()
+        eos = () if ignore_eos else target.facts.eos_ids
+        how: dict[str, Any] = {"rule": rule, "max_new_tokens": max_new_tokens, "eos_ids": eos}
+        ids = [case.ids for case in some]
+        done = decode(target, ids, drafter, k=k, **how) if with_draft else decode(target, ids, **how)
+        for case, answer in zip(some, done.answers, strict=True):
+            case.speculative, case.plain = (answer, case.plain) if with_draft else (case.speculative, answer)
+        if on_answer is not None:
+            on_answer(len(some))
+        return done
+
+    first = [case for case in cases if case.index < timed]
+    rest = sorted((case for case in cases if case.index >= timed), key=lambda case: len(case.ids))
+    speed = _speed([(run([case], False), run([case], True)) for case in first])
+    for start in range(0, len(rest), batch):
+        run(rest[start : start + batch], False)
+        run(rest[start : start + batch], True)
+
+    for case in cases:
+        assert case.speculative is not None
+        case.loop = loop_start(case.speculative.tokens)
+    result = {**_acceptance(cases, k, left_out), **_losslessness(target, cases, temperature), **speed}
+    result["settings"] = {
+        "k": k,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "ignore_eos": ignore_eos,
+        "seed": seed,
+        "batch": batch,
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+    result["definition"] = DEFINITION
+    result["seconds"] = round(time.perf_counter() - started, 2)
+    return result
+
+
+def token_ids(target: Target, prompt: Asked) -> list[int]:
+    """A prompt as the target reads it, up to where its answer begins."""
+    from eyas.chat import render
+
+    messages: Any = prompt
+    if isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+    elif isinstance(prompt, Prompt):
+        messages = prompt.messages
+    elif prompt and isinstance(prompt[0], int):
+        return [int(i) for i in messages]
+    tools = prompt.tools if isinstance(prompt, Prompt) else None
+    return render(target.tokenizer, messages, tools, add_generation_prompt=True)
+
+
+def make_cases(
+    target: Target, prompt_sets: Mapping[str, Sequence[Asked]], room: int
+) -> tuple[list[Case], dict[str, int]]:
+    """Token ids of all prompts, and how many of each set leave less than `room` tokens of the target's context.
+
+    Raises BadInput where nothing of a set is left, naming it.
+    """
+    cases: list[Case] = []
+    left_out: dict[str, int] = {}
+    limit = target.facts.max_position or math.inf
+    for name, prompts in prompt_sets.items():
+        texts = [token_ids(target, prompt) for prompt in prompts]
+        fitting = [ids for ids in texts if len(ids) + room <= limit]
+        if not fitting:
+            raise BadInput(
+                f"prompt set {name}: none of its {len(prompts)} prompts leaves {room} tokens of the target's context "
+                f"of {limit}; give shorter prompts or a smaller --max-new-tokens"
+            )
+        left_out[name] = len(texts) - len(fitting)
+        cases += [Case(name, index, list(ids)) for index, ids in enumerate(fitting)]
+    return cases, left_out
+
+
+def loop_start(tokens: Sequence[int]) -> int | None:
+    """Length of an answer up to the end of the first cycle of an endless repetition; None where there is none."""
+    found = trailing_period(tokens)
+    return None if found is None else len(tokens) - found[1] + found[0]
+
+
+def _acceptance(cases: Sequence[Case], k: int, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """Accept length per set and over sets, and rates per position."""
+    sets: dict[str, list[Acceptance]] = {}
+    whole = Acceptance.of([], k)
+    loops: dict[str, int] = dict.fromkeys(left_out, 0)
+    for case in cases:
+        assert case.speculative is not None
+        sets.setdefault(case.set, []).append(case.speculative.acceptance(k, case.loop))
+        whole += case.speculative.whole_acceptance(k)
+        loops[case.set] += case.loop is not None
+    per_set: dict[str, Any] = {}
+    for name, parts in sets.items():
+        low, high = interval([parts])
+        numbers = Acceptance.merged(parts, k).to_dict()
+        per_set[name] = {"tau": numbers.pop("tau"), "low": _round(low), "high": _round(high), "prompts": len(parts)}
+        per_set[name] |= {**numbers, "loops": loops[name], "left_out": left_out[name]}
+    low, high = interval(list(sets.values()))
+    pooled = Acceptance.merged([part for parts in sets.values() for part in parts], k).to_dict()
+    taus = [entry["tau"] for entry in per_set.values()]
+    return {
+        "tau_mean": None if None in taus else _round(sum(taus) / len(taus)),
+        "tau_mean_low": _round(low),
+        "tau_mean_high": _round(high),
+        "tau": per_set,
+        "per_position": {name: pooled[name] for name in ("unconditional", "conditional")},
+        "rounds": pooled["rounds"],
+        "accepted": pooled["accepted"],
+        "all_rounds": whole.to_dict(),
+    }
+
+
+def _speed(pairs: Sequence[tuple[Decoded, Decoded]]) -> dict[str, Any]:
+    """Tokens per second of decoding (prefill excluded) of plain and speculative runs of the same prompts."""
+
+    def rate(runs: Sequence[Decoded]) -> float | None:
+        tokens = sum(len(answer.tokens) - 1 for run in runs for answer in run.answers)
+        seconds = sum(run.decode_s for run in runs)
+        return tokens / seconds if tokens else None
+
+    plain, speculative = rate([a for a, _ in pairs]), rate([b for _, b in pairs])
+    return {
+        "speedup": _round(speculative / plain, 3) if plain and speculative else None,
+        "speed": {
+            "plain_tokens_per_s": _round(plain, 2),
+            "speculative_tokens_per_s": _round(speculative, 2),
+            "prompts": len(pairs),
+            "batch": 1,
+        },
+    }
+
+
+# ---------------------------------------------------------------- losslessness
+
+
+def _losslessness(target: Target, cases: Sequence[Case], temperature: float) -> dict[str, Any]:
+    """Compare the two answers of every prompt; describe the first differences of up to SHOWN of them."""
+    if temperature > 0:
+        return {"lossless": None, "compared": 0, "identical": 0, "near_ties": [], "differences": []}
+    found = [(case, at) for case in cases if (at := first_difference(case)) is not None]
+    described = [describe_difference(target, case, at) for case, at in found[:SHOWN]]
+    differences = [d for d in described if not d["near_tie"]]
+    return {
+        "lossless": not differences and len(found) <= SHOWN,
+        "compared": len(cases),
+        "identical": len(cases) - len(found),
+        "near_ties": [d for d in described if d["near_tie"]],
+        "differences": differences,
+    }
+
+
+def first_difference(case: Case) -> int | None:
+    """Index of the first token in which the two answers differ; None where they are identical."""
+    assert case.plain is not None
+    assert case.speculative is not None
+    a, b = case.plain.tokens, case.speculative.tokens
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    return min(len(a), len(b)) if at is None and len(a) != len(b) else at
+
+
+def describe_difference(target: Target, case: Case, at: int) -> dict[str, Any]:
+    """Both tokens at a difference, with the logits of one whole forward over the text before it: no cache, no draft.
+
+    A near-tie: both tokens are within NEAR_TIE of the best logit.
+    """
+    assert case.plain is not None
+    assert case.speculative is not None
+    before = case.ids + case.plain.tokens[:at]
+    _, final = target.states(torch.tensor([before]), taps=[0])
+    logits = target.head(final[0, -1]).float()
+    sides: dict[str, Any] = {}
+    gap = 0.0
+    for name, answer in (("plain", case.plain), ("speculative", case.speculative)):
+        token = answer.tokens[at] if at < len(answer.tokens) else None  # the answer ends there
+        logit = -math.inf if token is None else float(logits[token])
+        text = None if token is None else target.tokenizer.decode([token])
+        sides[name] = {"token": token, "text": text, "logit": None if token is None else _round(logit, 6)}
+        gap = max(gap, float(logits.max()) - logit)
+    return {
+        "set": case.set,
+        "prompt": case.index,
+        "position": at,
+        **sides,
+        "gap": None if math.isinf(gap) else _round(gap, 6),
+        "near_tie": gap < NEAR_TIE,
+    }
+
+
+def _round(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None or math.isnan(value) else round(value, digits)
