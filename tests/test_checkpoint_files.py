@@ -134,9 +134,9 @@ json_values = st.recursive(
 KEYS = (
     "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
     "draft_vocab_size", "num_hidden_layers", "rms_norm_eps", "rope_theta", "rope_parameters", "rope_scaling",
-    "hidden_act", "max_position_embeddings", "eagle_aux_hidden_state_layer_ids", "eagle_config", "target_hidden_size", "norm_output",
-    "fc_norm", "norm_before_fc", "sliding_window", "layer_types", "logit_scale", "partial_rotary_factor",
-    "num_aux_hidden_states", "transformer_layer_config", "speculators_model_type",
+    "hidden_act", "max_position_embeddings", "eagle_aux_hidden_state_layer_ids", "eagle_config", "target_hidden_size",
+    "norm_output", "fc_norm", "norm_before_fc", "sliding_window", "layer_types", "logit_scale",
+    "partial_rotary_factor", "num_aux_hidden_states", "transformer_layer_config", "speculators_model_type",
 )  # fmt: skip
 
 
