@@ -32,8 +32,8 @@ class Counter:
 
 def run(folder: Path, work: Counter, *, config=None, inputs=None, schema="1", **options):
     lines: list[str] = []
-    runner = StageRunner(folder, lines.append)
-    record = runner.stage("s", work, inputs=inputs or {"a": "1"}, config=config, schema=schema, **options)
+    runner = StageRunner(folder, lines.append, {"s": schema})
+    record = runner.stage("s", work, inputs=inputs or {"a": "1"}, config=config, **options)
     return record, lines
 
 
@@ -114,7 +114,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
 def test_a_broken_record_is_named(tmp_path: Path, text: str):
     (tmp_path / "stages.json").write_text(text)
     with pytest.raises(BadInput, match=r"stages\.json"):
-        StageRunner(tmp_path, print)
+        StageRunner(tmp_path, print, {})
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path):

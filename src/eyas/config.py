@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from eyas.errors import BadInput
+from eyas.train.settings import TrainSettings
 
 RECIPES = ("demo", "long")
 
@@ -66,10 +67,12 @@ class RegenerateConfig(Section):
     max_new_tokens: int = Field(default=192, ge=1)
     temperature: float = Field(default=0.0, ge=0.0)
     """0 is greedy."""
-    batch_size: int = Field(default=32, ge=1)
-    """Answers generated together."""
-    limit_tokens: int | None = Field(default=None, ge=1)
-    """Stop once so many answer tokens are kept."""
+    slots: int = Field(default=96, ge=1)
+    """Answers that the local model generates side by side."""
+    concurrency: int = Field(default=32, ge=1)
+    """Requests that a server gets side by side."""
+    max_supervised_tokens: int | None = Field(default=None, ge=1)
+    """Stop with the prompt that brings so many answer tokens together."""
 
 
 class ExtractConfig(Section):
@@ -83,6 +86,8 @@ class ExtractConfig(Section):
     """Conversations longer than this, in tokens, are set aside; the default is the target's context."""
     batch_tokens: int = Field(default=4096, ge=1)
     """Tokens of one forward pass, padding included."""
+    skip_bad: bool = False
+    """Set conversations that cannot be used aside and count them instead of stopping."""
 
 
 class VocabConfig(Section):
@@ -92,6 +97,15 @@ class VocabConfig(Section):
     """Ids in the draft vocabulary (D); at most the target's, then the map is the identity."""
     always: list[int] = []
     """Target ids that are in it whatever their counts; special tokens always are."""
+
+
+class ExportConfig(Section):
+    """How the draft is written for engines."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """How weights are stored."""
+    engines: list[str] = []
+    """Refuse a draft that one of these cannot run as trained: sglang, vllm, llamacpp."""
 
 
 class ProveConfig(Section):
@@ -104,6 +118,10 @@ class ProveConfig(Section):
     max_new_tokens: int = Field(default=64, ge=1)
     draft_tokens: int = Field(default=4, ge=1)
     """Tokens drafted a round (K)."""
+    temperature: float = Field(default=0.0, ge=0.0)
+    """0 is greedy."""
+    timed: int = Field(default=1, ge=0)
+    """Prompts of each set that run one at a time, to measure the speed-up; the others run side by side."""
 
 
 class RunConfig(Section):
@@ -118,7 +136,8 @@ class RunConfig(Section):
     regenerate: RegenerateConfig = RegenerateConfig()
     extract: ExtractConfig = ExtractConfig()
     vocab: VocabConfig = VocabConfig()
-    train: dict[str, Any] = {}
+    train: TrainSettings = TrainSettings()
+    export: ExportConfig = ExportConfig()
     prove: ProveConfig = ProveConfig()
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import MANIFEST, atomic_write_json, read_manifest, remove_leftovers, sha256_json
+from eyas.artifacts import MANIFEST, atomic_write_json, canonical_json, read_manifest, remove_leftovers, sha256_json
 from eyas.errors import BadInput, EyasError
 
 RECORDS = "stages.json"
@@ -52,12 +52,18 @@ def peak_memory_gib() -> float:
 
 
 class StageRunner:
-    """Runs stages in one folder, each at most once per key. `say` gets one line a stage."""
+    """Runs stages in one folder, each at most once per key. `say` gets one line a stage.
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
+    schemas: the version of each stage's result; a stage whose version has changed is done again.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None], schemas: Mapping[str, str]):
         self.folder = folder
         self.say = say
+        self.schemas = schemas
         self.records: dict[str, StageRecord] = self._read()
+        self.done: dict[str, StageRecord] = {}
+        """Of the stages that were asked for so far, in their order; `records` may know others from earlier runs."""
 
     def stage(
         self,
@@ -66,20 +72,20 @@ class StageRunner:
         *,
         inputs: Mapping[str, str],
         config: Any = None,
-        schema: str,
         keep_partial: bool = False,
     ) -> StageRecord:
-        """Do `work(folder/name)` unless it is done with these inputs, config and schema; return its record.
+        """Do `work(folder/name)` unless it is done with these inputs, this config and schema; return its record.
 
         work returns counts, and leaves a manifest (written last) in its folder. keep_partial: do not empty the folder
         when the key has changed, since the stage itself knows which of its parts still hold.
         """
         out = self.folder / name
-        plain_config = json.loads(json.dumps(config))
-        key = sha256_json({"inputs": dict(inputs), "config": plain_config, "schema": schema})
+        plain_config = json.loads(canonical_json(config))
+        key = sha256_json({"inputs": dict(inputs), "config": plain_config, "schema": self.schemas[name]})
         record = self.records.get(name)
         if record is not None and record.key == key and record.finished and self._intact(out, record):
             self.say(f"{name:<11} unchanged  {describe(record.counts)}")
+            self.done[name] = record
             return record
 
         if record is None and out.exists() and any(out.iterdir()):
@@ -112,8 +118,16 @@ class StageRunner:
         record.counts = json.loads(json.dumps(counts))
         record.finished = True
         self._write()
+        self.done[name] = record
         self.say(f"{name:<11} {record.duration_s:7.1f} s  {describe(record.counts)}")
         return record
+
+    def digest(self, name: str, prefix: str = "") -> str:
+        """Digest of what a finished stage wrote: names and contents of its files that begin with `prefix`.
+
+        It is what the next stages take as their input; dates, durations and code versions do not enter.
+        """
+        return output_digest(self.folder / name, prefix)
 
     def _intact(self, out: Path, record: StageRecord) -> bool:
         """Is what the stage wrote still there, by its manifest? Contents are checked by whoever reads them."""
@@ -139,12 +153,14 @@ class StageRunner:
         atomic_write_json(self.folder / RECORDS, {"schema": SCHEMA, "stages": stages})
 
 
-def output_digest(stage_dir: Path) -> str:
-    """Digest of a finished stage's files, by its manifest; duration, date and code version do not enter.
+def output_digest(stage_dir: Path, prefix: str = "") -> str:
+    """Digest of those files of a finished stage whose names begin with `prefix`, by its manifest.
 
-    Raises BadInput where the manifest, or a file that it lists, is missing.
+    Raises BadInput where the manifest, a file that it lists, or any file of that prefix is missing.
     """
-    files = read_manifest(stage_dir)["files"]
+    files = {name: digest for name, digest in read_manifest(stage_dir)["files"].items() if name.startswith(prefix)}
+    if not files:
+        raise BadInput(f"{stage_dir / MANIFEST} lists no file {prefix}*. Run its stage again.")
     for name in files:
         if not (stage_dir / name).is_file():
             raise BadInput(f"{stage_dir / name} is listed in {MANIFEST} but missing. Run its stage again.")
@@ -176,4 +192,6 @@ def describe(counts: Mapping[str, Any]) -> str:
             parts.append(f"{words} {value:.3f}")
         elif isinstance(value, str):
             parts.append(f"{words} {value}")
+        elif isinstance(value, Mapping) and value and all(isinstance(n, int) for n in value.values()):
+            parts.append(f"{words}: " + ", ".join(f"{n:,} {reason}" for reason, n in value.items()))
     return ", ".join(parts)

@@ -26,16 +26,23 @@ Examples:
 @click.option("--override", "overrides", multiple=True, metavar="A.B=VALUE", help="Change one value; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json on stdout, the progress on stderr.")
 def command(config: str, out: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    run_and_show(config, out, overrides, as_json)
+
+
+def run_and_show(recipe: str, out: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Run a recipe; then print its summary, as a table and a story or as one JSON object."""
     import json
 
     from eyas.config import load_config
-    from eyas.pipeline import run
+    from eyas.pipeline import SUMMARY, run
+    from eyas.report.summary import print_summary
 
-    loaded = load_config(config, overrides)
-    summary = run(loaded, out or Path("runs") / loaded.name, say=lambda line: click.echo(line, err=as_json))
+    config = load_config(recipe, overrides)
+    folder = out or Path("runs") / config.name
+    summary = run(config, folder, say=lambda line: click.echo(line, err=as_json))
     if as_json:
         click.echo(json.dumps(summary))
-    else:
-        from eyas.report.summary import print_summary
-
-        print_summary(summary)
+        return
+    click.echo()
+    print_summary(summary)
+    click.echo(f"\nThe numbers are in {folder / SUMMARY}, the draft is in {folder / 'export'}.")

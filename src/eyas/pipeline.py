@@ -1,0 +1,262 @@
+"""`eyas run`: the stages in order, from prompts to a proven draft. Read `run` to follow one token of data.
+
+    prompts → regenerate → split → extract, heldout → vocab → train → export → prove → summary.json
+
+Each stage is a function of another module; here stand only their order, what each one reads, and one line of counts.
+What is skipped, resumed or done afresh is decided in stages.py.
+
+    eyas run demo --out runs/demo          pytest tests/test_pipeline.py
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
+from eyas.config import RunConfig
+from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
+from eyas.regenerate import CONVERSATIONS
+from eyas.report.summary import summarise
+from eyas.stages import StageRunner, locked
+
+SUMMARY = "summary.json"
+RESULT = "result.json"
+
+# Raise one where a change of code changes what the same inputs and settings give; finished stages are then done again.
+SCHEMAS = dict.fromkeys(
+    ("prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
+)
+
+
+def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run all stages in `run_dir`; return the summary, which is also written there. `say` gets one line a stage.
+
+    Raises what the stages raise; called again, it goes on from there.
+    """
+    from eyas.target.source import fingerprint, resolve_target, template_fingerprint, tokenizer_fingerprint
+
+    with locked(run_dir):
+        (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
+        runner = StageRunner(run_dir, say, SCHEMAS)
+        target = resolve_target(config.target.source)
+        identity = {
+            "target": fingerprint(target),
+            "tokenizer": tokenizer_fingerprint(target),
+            "template": template_fingerprint(target),
+        }
+        machine = config.target.model_dump(exclude={"source"})  # content decides, not the place that it lies in
+
+        runner.stage(
+            "prompts",
+            partial(collect_prompts, config),
+            inputs=prompt_inputs(config),
+            config=[config.prompts, config.prove.sets, config.prove.prompts, config.seed],
+        )
+        conversations, said = _conversations(config, runner, target, identity, machine)
+        runner.stage(
+            "split",
+            partial(split_conversations, conversations, config.extract.heldout, config.seed),
+            inputs={"conversations": said},
+            config=[config.extract.heldout, config.seed],
+        )
+        for name, part in (("extract", TRAIN), ("heldout", HELD_OUT)):
+            runner.stage(
+                name,
+                partial(extract, config, target, run_dir / "split" / part),
+                inputs={**identity, "conversations": runner.digest("split", part)},
+                config=[config.extract, machine],
+            )
+        features = {"features": runner.digest("extract"), "held_out": runner.digest("heldout")}
+        runner.stage("vocab", partial(vocab, config, target, run_dir), inputs=features | identity, config=config.vocab)
+        runner.stage(
+            "train",
+            partial(train, config, target, run_dir),
+            inputs={**features, **identity, "vocab": runner.digest("vocab")},
+            config=[config.train, config.target.device, config.seed],
+        )
+        runner.stage(
+            "export",
+            partial(export, config, target, run_dir),
+            inputs={**features, **identity, "draft": runner.digest("train", "draft/")},
+            config=config.export,
+        )
+        asked = {name: runner.digest("prompts", f"{name}.jsonl") for name in set_names(config)}
+        runner.stage(
+            "prove",
+            partial(prove, config, target, run_dir),
+            inputs={**asked, **identity, "draft": runner.digest("export")},
+            config=[config.prove, config.target.device, config.seed],
+        )
+        proof = json.loads((run_dir / "prove" / RESULT).read_text(encoding="utf-8"))
+        summary = summarise(runner.done, proof, config)
+        atomic_write_json(run_dir / SUMMARY, summary)
+        return summary
+
+
+def _conversations(
+    config: RunConfig, runner: StageRunner, target: Path, identity: dict[str, str], machine: dict[str, Any]
+) -> tuple[Path, str]:
+    """The conversations to learn from, and their digest: given ones as they are, else the target's own answers."""
+    if config.regenerate.conversations is not None:
+        given = Path(config.regenerate.conversations)
+        return given, sha256_file(given)
+    runner.stage(
+        "regenerate",
+        partial(regenerate, config, target, runner.folder / "prompts" / TRAIN),
+        inputs={**identity, "prompts": runner.digest("prompts", TRAIN)},
+        config=[config.regenerate, machine, config.seed],
+    )
+    return runner.folder / "regenerate" / CONVERSATIONS, runner.digest("regenerate", CONVERSATIONS)
+
+
+# ---------------------------------------------------------------- what the stages do
+
+
+def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:
+    """The target's own answers to the prompts, by the local model or a server."""
+    from tqdm import tqdm
+
+    from eyas.prompts import load_prompts
+    from eyas.regenerate import regenerate as stage
+
+    section = config.regenerate
+    server = None
+    if section.base_url is not None:
+        from eyas.target.server import ServerOptions
+
+        server = ServerOptions(base_url=section.base_url, model=section.model, concurrency=section.concurrency)
+    loaded = load_prompts(prompts)
+    total = section.max_supervised_tokens
+    with tqdm(total=total, desc="regenerate", unit="tok", unit_scale=True, disable=None) as bar:
+
+        def show(counts: Mapping[str, int]) -> None:
+            bar.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - bar.n)
+
+        counts = stage(
+            loaded,
+            target,
+            out,
+            max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
+            seed=config.seed,
+            slots=section.slots,
+            max_supervised_tokens=total,
+            server=server,
+            device=config.target.device,
+            dtype=config.target.dtype,
+            trust_remote_code=config.target.trust_remote_code,
+            progress=show,
+        )
+    return {name: counts[name] for name in ("prompts", "kept", "supervised_tokens", "set_aside", "finish")}
+
+
+def extract(config: RunConfig, target: Path, conversations: Path, out: Path) -> dict[str, Any]:
+    """Features of the target on conversations."""
+    from eyas.features.extract import extract as stage
+
+    section = config.extract
+    return stage(
+        target,
+        conversations,
+        out,
+        section.taps,
+        max_length=section.max_length,
+        batch_tokens=section.batch_tokens,
+        skip_bad=section.skip_bad,
+        device=config.target.device,
+        dtype=config.target.dtype,
+        trust_remote_code=config.target.trust_remote_code,
+    )
+
+
+def vocab(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
+    """The draft vocabulary: the most frequent ids of the answers, and the target's special ones."""
+    from eyas.features.count import make_vocab
+    from eyas.target.facts import read_facts
+    from eyas.target.tokens import special_ids
+
+    size = min(config.vocab.size, read_facts(target).vocab_size)
+    always = {*config.vocab.always, *special_ids(target)}
+    report = make_vocab(run_dir / "extract", out, size, always=always, held_out=run_dir / "heldout")
+    return {"ids": report.size, "coverage": report.coverage, "held_out_coverage": report.held_out_coverage}
+
+
+def train(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
+    """A draft that has learnt from the features, with the accept length that held-out ones predict for it."""
+    from eyas.features.reader import FeatureSet
+    from eyas.train.loop import train as stage
+    from eyas.vocab import VocabMap
+
+    return stage(
+        FeatureSet.open(run_dir / "extract"),
+        out,
+        target_dir=target,
+        vocab_map=None if config.train.init_from else VocabMap.load(run_dir / "vocab"),
+        held_out=FeatureSet.open(run_dir / "heldout"),
+        settings=config.train,
+        seed=config.seed,
+        device=config.target.device,
+    )
+
+
+def export(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
+    """The draft as the directory that engines load."""
+    from eyas.draft.export import export_draft
+    from eyas.features.reader import FeatureSet
+
+    report = export_draft(
+        run_dir / "train" / "draft",
+        out,
+        dtype=config.export.dtype,
+        engines=config.export.engines,
+        target_dir=target,
+        features=FeatureSet.open(run_dir / "heldout"),
+    )
+    loads = [name for name, obstacles in report.engines.items() if not obstacles]
+    return {"tensors": report.tensors, "bytes": report.bytes, "loads_in": ", ".join(loads) or "no engine"}
+
+
+def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
+    """Plain against speculative decoding with the exported draft, on the sets to prove on."""
+    from tqdm import tqdm
+
+    from eyas.decode.prove import prove as stage
+    from eyas.prompts import read_prompts
+
+    section = config.prove
+    started = time.monotonic()
+    sets = {
+        name: [p.messages for p in read_prompts(run_dir / "prompts" / f"{name}.jsonl")] for name in set_names(config)
+    }
+    with tqdm(total=2 * sum(map(len, sets.values())), desc="prove", unit="answer", disable=None) as bar:
+        result = stage(
+            run_dir / "export",
+            target,
+            sets,
+            k=section.draft_tokens,
+            max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
+            timed=section.timed,
+            seed=config.seed,
+            device=config.target.device,
+            trust_remote_code=config.target.trust_remote_code,
+            on_answer=bar.update,
+        )
+    atomic_write_json(out / RESULT, result)
+    counts = {"tau_mean": result["tau_mean"], "rounds": result["rounds"], "lossless": result["lossless"]}
+    write_manifest(
+        out,
+        "prove",
+        inputs={"draft": sha256_file(run_dir / "export" / "model.safetensors")},
+        config=section,
+        counts=counts,
+        duration_s=time.monotonic() - started,
+        files=[RESULT],
+        seed=config.seed,
+    )
+    return counts
