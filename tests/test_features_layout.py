@@ -82,10 +82,11 @@ def test_documents_are_views_of_the_mapped_file(tmp_path):
 def test_shards_are_plain_safetensors_that_say_whose_they_are(tmp_path):
     docs, _ = write_set(tmp_path)
     with safe_open(tmp_path / shard_name(0), "pt") as file:
-        metadata = file.metadata()
+        told = json.loads(file.metadata()["eyas"])
         assert torch.equal(file.get_tensor("ids"), torch.cat([docs[0]["ids"], docs[1]["ids"]]))
-    assert metadata["schema"] == SCHEMA
-    assert FeatureMeta.from_dict(json.loads(metadata["meta"])) == META
+    assert told["schema"] == SCHEMA
+    assert told["documents"] == ["d0", "d1"]
+    assert FeatureMeta.from_dict(told["meta"]) == META
 
 
 def test_a_killed_run_keeps_finished_shards_and_redoes_damaged_ones(tmp_path):

@@ -20,6 +20,8 @@ from eyas.errors import BadInput
 SCHEMA = "eyas-features/1"
 STAGE = "extract"
 INDEX = "shards.json"
+METADATA = "eyas"
+"""The one key of a shard's metadata: safetensors writes several keys in no fixed order, one gives the same bytes."""
 NOT_READ = -1
 """`top1` where no teacher is stored; `logsumexp` is 0 there and means nothing."""
 
@@ -101,12 +103,8 @@ class FeatureMeta:
 
     def to_metadata(self, doc_ids: list[str], plan: str) -> dict[str, str]:
         """The safetensors metadata of one shard, whose documents are `doc_ids` in row order."""
-        return {
-            "schema": SCHEMA,
-            "meta": json.dumps(self.to_dict(), sort_keys=True),
-            "documents": json.dumps(doc_ids),
-            "plan": plan,
-        }
+        told = {"schema": SCHEMA, "meta": self.to_dict(), "plan": plan, "documents": doc_ids}
+        return {METADATA: json.dumps(told, ensure_ascii=False, sort_keys=True)}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from eyas.artifacts import read_manifest, sha256_file
 from eyas.conventions import Conventions
 from eyas.errors import BadInput, EyasError, Mismatch
-from eyas.features.layout import INDEX, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
+from eyas.features.layout import INDEX, METADATA, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
 
 _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
@@ -47,7 +47,7 @@ def map_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
         end = 8 + length + max((spec["data_offsets"][1] for spec in header.values()), default=0)
         if end != size:
             raise ValueError(f"its header promises {end} bytes, the file has {size}")
-        storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+        storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
         tensors = {}
         for name, spec in header.items():
             dtype = _DTYPES[spec["dtype"]]
@@ -75,7 +75,7 @@ class FeatureSet:
         self.meta = meta
         self.doc_lengths = torch.tensor([n for e in entries for n in e.lengths], dtype=torch.int64)  # [docs]
         self._first = [0, *accumulate(len(e.lengths) for e in entries)]  # document number where each shard begins
-        self._maps: dict[int, tuple[dict[str, torch.Tensor], dict[str, str]]] = {}
+        self._maps: dict[int, tuple[dict[str, torch.Tensor], list[str]]] = {}
 
     @classmethod
     def open(cls, folder: str | Path, verify: bool = False) -> FeatureSet:
@@ -141,23 +141,24 @@ class FeatureSet:
     def doc_id(self, i: int) -> str:
         """The id that the conversation file gave document i."""
         index = bisect.bisect_right(self._first, i) - 1
-        return json.loads(self._map(index)[1]["documents"])[i - self._first[index]]
+        return self._map(index)[1][i - self._first[index]]
 
     @property
     def doc_ids(self) -> list[str]:
         """Ids of all documents (reads every shard's header)."""
-        return [name for k in range(len(self.entries)) for name in json.loads(self._map(k)[1]["documents"])]
+        return [name for k in range(len(self.entries)) for name in self._map(k)[1]]
 
-    def _map(self, index: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    def _map(self, index: int) -> tuple[dict[str, torch.Tensor], list[str]]:
         if index not in self._maps:
             path = self.shards[index]
             tensors, metadata = map_safetensors(path)
-            if metadata.get("schema") != SCHEMA:
-                raise EyasError(f"{path}: schema {metadata.get('schema')!r}, this Eyas reads {SCHEMA!r}; {REMEDY}")
+            told = json.loads(metadata.get(METADATA, "{}"))
+            if told.get("schema") != SCHEMA:
+                raise EyasError(f"{path}: schema {told.get('schema')!r}, this Eyas reads {SCHEMA!r}; {REMEDY}")
             missing = {*ROW_DTYPES, "offsets"} - set(tensors)
             if missing:
                 raise EyasError(f"{path}: the tensors {sorted(missing)} are missing; {REMEDY}")
-            self._maps[index] = (tensors, metadata)
+            self._maps[index] = (tensors, told["documents"])
         return self._maps[index]
 
     def check(

@@ -48,9 +48,9 @@ def plan_shards(lengths: Sequence[int], bytes_per_token: int, shard_bytes: int =
     return plan
 
 
-def plan_digest(meta: FeatureMeta, documents: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> str:
-    """SHA-256 over the metadata and each document's (id, ids int32 [L], mask uint8 [L]), lengths included."""
-    digest = hashlib.sha256(json.dumps(meta.to_dict(), sort_keys=True).encode())
+def plan_digest(meta: FeatureMeta, documents: Iterable[tuple[str, torch.Tensor, torch.Tensor]], salt: str = "") -> str:
+    """SHA-256 over the metadata, `salt` and each document's (id, ids int32 [L], mask uint8 [L]), lengths included."""
+    digest = hashlib.sha256(json.dumps([meta.to_dict(), salt], sort_keys=True).encode())
     for name, ids, mask in documents:
         digest.update(json.dumps([name, len(ids)]).encode())
         digest.update(ids.to(torch.int32).numpy().tobytes())
@@ -132,6 +132,7 @@ class ShardWriter:
         config: Mapping[str, Any],
         counts: Mapping[str, Any],
         duration_s: float,
+        extra_files: Mapping[str, str] | None = None,
     ) -> None:
         """Drop shards that an earlier plan left behind and write the manifest: the folder is complete from here on."""
         wanted = {shard_name(i) for i in range(num_shards)}
@@ -146,7 +147,7 @@ class ShardWriter:
         self._write_index()
         for name in stale:
             (self.dir / name).unlink(missing_ok=True)
-        files = {e.name: e.sha256 for e in self._entries.values()}
+        files = {**{e.name: e.sha256 for e in self._entries.values()}, **(extra_files or {})}
         files[INDEX] = sha256_file(self.dir / INDEX)
         write_manifest(
             self.dir,

@@ -1,0 +1,175 @@
+"""`eyas extract`: record the target's states on conversations, or bring in the feature files of other trainers.
+
+eyas extract conversations.jsonl --target smollm2 --out runs/demo/features
+eyas extract conversations.jsonl --target smollm2 --show 3          # pytest tests/test_features_extract.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
+
+Each line holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template is rendered once; the loss
+mask lies on the assistant's tokens, end-of-turn token included. Look at it first with --show. A killed extraction goes
+on where it stopped; finished and unchanged features are kept.
+
+\b
+Examples:
+  eyas extract conversations.jsonl --show 2
+  eyas extract conversations.jsonl --target Qwen/Qwen3-1.7B --taps 2,14,25 --out features
+  eyas extract --from-specforge cache/hidden_states --target smollm2 --out features
+  eyas extract --from-speculators data --target smollm2 --taps 2,15,27 --out features
+
+\b
+Exit codes: 0 written, 1 the disk is full or the target cannot be loaded, 2 unreadable input, 3 --out holds features of
+another target, tokenizer, template or taps, or foreign files do not fit the target.
+"""
+
+
+@click.command("extract", help=HELP, short_help="Record the target's states on conversations.")
+@click.argument("conversations", required=False, type=click.Path(path_type=Path))
+@click.option("--target", default=None, help="Folder, .gguf file, hub id or 'smollm2' [default: smollm2].")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the features.")
+@click.option("--taps", metavar="A,B,C", help="Residual streams to record [default: 2, n//2, n-3].")
+@click.option("--max-length", type=click.IntRange(min=2), help="Longest one, in tokens [default: the context].")
+@click.option(
+    "--batch-tokens", type=click.IntRange(min=1), default=2048, show_default=True, help="Of one forward pass."
+)
+@click.option("--shard-mib", type=click.FloatRange(min=0.001), default=64.0, show_default=True, help="Size of a shard.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many usable conversations.")
+@click.option("--skip-bad", is_flag=True, help="Set malformed lines aside (set-aside.jsonl) instead of stopping.")
+@click.option("--replace", is_flag=True, help="Overwrite features of another target or other taps in --out.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 or auto.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Precision of the target's computation; states are stored in bfloat16.",
+)
+@click.option(
+    "--template-arg",
+    "template_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For the chat template, for example enable_thinking=false; repeatable.",
+)
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the target.")
+@click.option(
+    "--show",
+    is_flag=False,
+    flag_value="3",
+    default=None,
+    metavar="[N]",
+    help="Print the loss mask of the first N (3) conversations and stop; the target is not run.",
+)
+@click.option(
+    "--from-speculators",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Read speculators' hs_*.safetensors instead of running the target.",
+)
+@click.option(
+    "--from-specforge",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Read SpecForge's *.ckpt[.gz] instead of running the target.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    conversations: Path | None, target: str | None, out: Path | None, taps: str | None, max_length: int | None,
+    batch_tokens: int, shard_mib: float, limit: int | None, skip_bad: bool, replace: bool, device: str, dtype: str,
+    template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, from_speculators: Path | None,
+    from_specforge: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
+    if len(sources) != 1:
+        raise click.UsageError("name one source: CONVERSATIONS, --from-speculators DIR or --from-specforge DIR")
+    if out is None and show is None:
+        raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
+    if conversations is not None and not conversations.is_file():
+        raise click.UsageError(f"{conversations} is not a file; name a JSONL file of conversations")
+
+    from eyas.target.source import resolve_target
+
+    chosen = _taps(taps)
+    folder = resolve_target(target)
+    if show is not None:
+        if conversations is None:
+            raise click.UsageError("--show renders CONVERSATIONS; foreign feature files bring their own masks")
+        _show(conversations, folder, _count(show), template_args, max_length, skip_bad, trust_remote_code, as_json)
+        return
+    assert out is not None
+    shared: dict[str, Any] = {"shard_bytes": int(shard_mib * 2**20), "skip_bad": skip_bad, "limit": limit,
+                              "replace": replace, "max_length": max_length}  # fmt: skip
+    if conversations is not None:
+        from eyas.features.conversations import parse_template_kwargs
+        from eyas.features.extract import extract
+
+        counts = extract(
+            folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device, dtype=dtype,
+            trust_remote_code=trust_remote_code, template_kwargs=parse_template_kwargs(template_args), **shared,
+        )  # fmt: skip
+    else:
+        from eyas.features.foreign import import_foreign
+
+        kind = "speculators" if from_speculators else "specforge"
+        counts = import_foreign(kind, sources[0], folder, out, chosen, **shared)
+    if as_json:
+        click.echo(json.dumps({"out": str(out), **counts}))
+        return
+    click.echo(
+        f"{out}: {counts['documents']:,} conversations, {counts['tokens']:,} tokens, "
+        f"{counts['supervised_tokens']:,} supervised, {counts['shards']} shards, {counts['bytes'] / 2**20:.1f} MiB"
+    )
+    for reason, number in counts["set_aside"].items():
+        click.echo(f"  set aside: {number} {reason} (see {out / 'set-aside.jsonl'})")
+
+
+def _show(
+    path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, skip_bad: bool,
+    trust_remote_code: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
+    from eyas.features.show import legend, mask_runs, show_document, wants_color
+    from eyas.target.facts import read_facts
+
+    facts = read_facts(folder)
+    tokenizer = load_tokenizer(folder, trust_remote_code)
+    collection = encode_all(
+        path, tokenizer, skip_bad=skip_bad, limit=count, vocab_size=facts.vocab_size,
+        max_length=max_length or facts.max_position or None, eos_ids=facts.eos_ids,
+        template_kwargs=parse_template_kwargs(template_args),
+    )  # fmt: skip
+    if as_json:
+        shown = [{"id": d.id, "ids": d.ids.tolist(), "runs": mask_runs(d)} for d in collection.documents]
+        click.echo(json.dumps({"conversations": shown, **collection.counts()}))
+        return
+    color = wants_color(sys.stdout)
+    click.echo(legend(color), color=color)
+    for document in collection.documents:
+        click.echo()
+        click.echo(show_document(document, tokenizer, color), color=color)
+    for left in collection.set_aside:
+        click.echo(f"\nset aside, line {left.line} ({left.id}): {left.reason}: {left.detail}")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise click.UsageError(f"--show takes a number of conversations, not {text!r}; put it after the file name")
+    return int(text)
+
+
+def _taps(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--taps {text!r}: expected numbers separated by commas, for example 2,15,27") from None

@@ -1,0 +1,272 @@
+"""extract(): run a target once over its conversations and keep what a draft learns from.
+
+    eyas extract conversations.jsonl --target smollm2 --out runs/demo/features
+
+Conversations are cut into shards in their order; inside a shard they run sorted by length, in batches padded on the
+right. States are computed in the target's dtype and stored in bf16. The head runs only on the rows whose teacher is
+read (layout.teacher_rows), and on the states before they are rounded, so that `top1` is what the target really chose.
+A killed extraction keeps its finished shards.   Exercise it:  pytest tests/test_features_extract.py
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.artifacts import atomic_write, is_current, read_manifest, remove_leftovers, sha256_file, sha256_json
+from eyas.conventions import Conventions, Known
+from eyas.errors import EyasError, Mismatch
+from eyas.features.conversations import Collection, Document, encode_all, load_tokenizer
+from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, teacher_rows
+from eyas.features.reader import check_shard
+from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
+from eyas.target.facts import TargetFacts, read_facts
+from eyas.target.model import Target
+from eyas.target.source import fingerprint, template_fingerprint, tokenizer_fingerprint
+
+SET_ASIDE = "set-aside.jsonl"
+LOGIT_BYTES = 64 << 20  # of one chunk of float32 logits; more brings no speed and costs memory
+
+
+def extract(
+    target: Target | str | Path,
+    conversations: str | Path | Iterable[Mapping[str, Any]],
+    out_dir: str | Path,
+    taps: Sequence[int] | None = None,
+    *,
+    max_length: int | None = None,
+    batch_tokens: int = 2048,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    replace: bool = False,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
+
+    target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file
+    or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
+    forward pass, padding included. progress: None shows a bar on a terminal only. Finished, unchanged features are
+    kept as they are; features of another target or other taps are refused unless `replace`.
+    Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
+    """
+    began = time.monotonic()
+    out = Path(out_dir)
+    folder = target.dir if isinstance(target, Target) else Path(target)
+    facts = target.facts if isinstance(target, Target) else read_facts(folder)
+    meta = feature_meta(folder, facts, taps)
+    max_length = max_length or facts.max_position or None
+    if isinstance(target, Target):
+        dtype = str(next(target.decoder.parameters()).dtype).removeprefix("torch.")
+    config = {
+        "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
+        "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
+    }  # fmt: skip
+    if not isinstance(conversations, str | Path):
+        conversations = list(conversations)
+    told = sha256_file(conversations) if isinstance(conversations, str | Path) else sha256_json(conversations)
+    inputs = {"conversations": told, "target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template}
+    if not replace:
+        refuse_others(out, meta)
+    if is_current(out, STAGE, inputs, config, SCHEMA) and shards_whole(out):
+        return read_manifest(out)["counts"]
+
+    tokenizer = target.tokenizer if isinstance(target, Target) else load_tokenizer(folder, trust_remote_code)
+    collection = encode_all(
+        conversations, tokenizer, skip_bad=skip_bad, limit=limit, vocab_size=facts.vocab_size, max_length=max_length,
+        eos_ids=facts.eos_ids, template_kwargs=template_kwargs,
+    )  # fmt: skip
+    loaded = [target] if isinstance(target, Target) else []
+
+    def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
+        if not loaded:
+            loaded.append(Target.load(folder, device, getattr(torch, dtype), trust_remote_code))
+        fill_shard(loaded[0], documents, buffer, meta.taps, batch_tokens, advance)
+
+    return write_features(
+        out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
+        shard_bytes=shard_bytes, salt=f"{dtype}/{batch_tokens}",
+    )  # fmt: skip
+
+
+def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = None) -> FeatureMeta:
+    """What features of this target say of themselves. Raises BadInput for impossible taps."""
+    chosen = facts.check_taps(facts.default_taps if taps is None else list(taps))
+    told = ("taps", "num_target_layers", "final_state", "logit_scale")
+    conventions = Conventions(
+        taps=chosen,
+        num_target_layers=facts.num_layers,
+        final_state="post_norm",
+        logit_scale=facts.logit_scale,
+        how=dict.fromkeys(told, Known.DECLARED),
+    )
+    return FeatureMeta(
+        facts.hidden_size,
+        facts.vocab_size,
+        conventions,
+        fingerprint(folder),
+        tokenizer_fingerprint(folder),
+        template_fingerprint(folder),
+    )
+
+
+def write_features(
+    out: Path,
+    meta: FeatureMeta,
+    collection: Collection,
+    compute: Any,
+    *,
+    inputs: Mapping[str, str],
+    config: Mapping[str, Any],
+    began: float,
+    progress: bool | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    salt: str = "",
+) -> dict[str, Any]:
+    """Plan the shards of `collection`, `compute(documents, buffer, advance)` those that are missing, finish the folder.
+
+    Returns the counts. `salt` names what else decides the numbers (dtype, batch size).
+    """
+    from tqdm import tqdm
+
+    documents = collection.documents
+    writer = ShardWriter(out, meta)
+    remove_leftovers(out)
+    plan = plan_shards([len(d) for d in documents], meta.bytes_per_token(), shard_bytes)
+    digests = [
+        plan_digest(meta, ((documents[i].id, documents[i].ids, documents[i].mask) for i in p), salt) for p in plan
+    ]
+    kept = [writer.kept(k, digest) for k, digest in enumerate(digests)]
+    sizes = [sum(len(documents[i]) for i in part) for part in plan]
+    _check_room(out, sum(n for n, k in zip(sizes, kept, strict=True) if not k) * meta.bytes_per_token())
+    counts = {**collection.counts(), "shards": len(plan), "bytes": sum(sizes) * meta.bytes_per_token()}
+    bar = tqdm(
+        total=sum(sizes),
+        unit="tok",
+        unit_scale=True,
+        desc="extract",
+        disable=None if progress is None else not progress,
+    )
+    with bar:
+        for k, part in enumerate(plan):
+            if kept[k]:
+                bar.update(sizes[k])
+                continue
+            chosen = [documents[i] for i in part]
+            buffer = ShardBuffer(meta, [len(d) for d in chosen])
+            compute(chosen, buffer, bar.update)
+            writer.write(k, [d.id for d in chosen], buffer, digests[k])
+    extra = {}
+    if collection.set_aside:
+        atomic_write(out / SET_ASIDE, collection.set_aside_text())
+        extra[SET_ASIDE] = sha256_file(out / SET_ASIDE)
+    else:
+        (out / SET_ASIDE).unlink(missing_ok=True)
+    writer.finish(len(plan), inputs, config, counts, time.monotonic() - began, extra)
+    return counts
+
+
+def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Group documents by length: lists of their numbers, longest first, at most `batch_tokens` with padding."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]]
+        size = max(1, batch_tokens // max(1, longest))
+        yield order[start : start + size]
+        start += size
+
+
+@torch.inference_mode()
+def fill_shard(
+    target: Target,
+    documents: Sequence[Document],
+    buffer: ShardBuffer,
+    taps: Sequence[int],
+    batch_tokens: int,
+    advance: Any = lambda n: None,
+) -> None:
+    """Run the target over the documents of one shard and store every row; `advance(tokens)` moves a progress bar."""
+    for group in batches([len(d) for d in documents], batch_tokens):
+        lengths = [len(documents[i]) for i in group]
+        ids = torch.zeros(len(group), lengths[0], dtype=torch.long)  # [B, L], longest first
+        for row, i in enumerate(group):
+            ids[row, : lengths[row]] = documents[i].ids
+        tapped, final = target.states(ids, lengths, taps)  # [B, L, T*H], [B, L, H]
+        for row, i in enumerate(group):
+            document, n = documents[i], lengths[row]
+            read = teacher_rows(document.mask)
+            top1, logsumexp = teacher(target.head, final[row, :n][read.to(final.device)], target.facts.vocab_size)
+            buffer.put(
+                i,
+                ids=document.ids,
+                mask=document.mask,
+                taps=tapped[row, :n],
+                final=final[row, :n],
+                top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
+                logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
+            )
+            advance(n)
+
+
+def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's choice and logsumexp over all V ids: final [R, H] -> (int32 [R], float32 [R]) on the CPU.
+
+    `head` turns [R, H] into logits [R, V]; it runs on chunks of rows, so that memory does not grow with R.
+    """
+    rows = max(1, LOGIT_BYTES // (4 * vocab_size))
+    top1, logsumexp = [], []
+    for chunk in final.split(rows):
+        logits = head(chunk).float()  # [r, V]
+        best, choice = logits.max(-1)
+        logsumexp.append((best + logits.sub_(best[:, None]).exp_().sum(-1).log()).cpu())
+        top1.append(choice.to(torch.int32).cpu())
+    if not top1:
+        return torch.empty(0, dtype=torch.int32), torch.empty(0)
+    return torch.cat(top1), torch.cat(logsumexp)
+
+
+def refuse_others(out: Path, meta: FeatureMeta) -> None:
+    """Raise Mismatch when `out` already holds finished features of another target, tokenizer, template or taps."""
+    if not (out / "manifest.json").is_file() or not (out / INDEX).is_file():
+        return
+    try:
+        there = read_index((out / INDEX).read_text(), str(out / INDEX))[0]
+    except EyasError:
+        return  # of another version; they would not be read either
+    pairs = [(n, getattr(there, n), getattr(meta, n)) for n in ("target", "tokenizer", "template", "taps")]
+    for name, mine, theirs in pairs:
+        if mine != theirs:
+            raise Mismatch(
+                f"{out} holds features made with {name} {str(mine)[:16]}, now {name} {str(theirs)[:16]} is asked for; "
+                "choose another --out, or overwrite them with --replace"
+            )
+
+
+def shards_whole(out: Path) -> bool:
+    """Do all shards still have the recorded content?"""
+    try:
+        entries = read_index((out / INDEX).read_text(), str(out / INDEX))[1]
+        for entry in entries.values():
+            check_shard(out, entry)
+    except (EyasError, OSError):
+        return False
+    return True
+
+
+def _check_room(out: Path, needed: int) -> None:
+    free = shutil.disk_usage(out).free
+    if needed > free:
+        raise EyasError(
+            f"{out}: these features take {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f} GiB left; free some "
+            "space, choose another --out, or extract fewer conversations"
+        )

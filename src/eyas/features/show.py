@@ -1,0 +1,65 @@
+"""A loss mask as text: the assistant's tokens stand out, in colour on a terminal and between marks elsewhere.
+
+    eyas extract conversations.jsonl --target smollm2 --show 3
+
+Exercise it:  pytest tests/test_features_show.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from eyas.features.conversations import Document
+
+ON, FAINT, OFF = "\x1b[30;42m", "\x1b[2m", "\x1b[0m"
+OPEN, CLOSE = "⟦", "⟧"
+NEWLINE = "↵"
+
+
+def wants_color(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
+    """Colour on a terminal; never with a non-empty NO_COLOR (no-color.org), always with a non-empty FORCE_COLOR."""
+    if environment.get("NO_COLOR"):
+        return False
+    return bool(environment.get("FORCE_COLOR")) or (stream.isatty() and environment.get("TERM") != "dumb")
+
+
+def legend(color: bool) -> str:
+    """What the marks mean, in one line."""
+    supervised = f"{ON}supervised{OFF}" if color else f"{OPEN}supervised{CLOSE}"
+    rest = f"{FAINT}not supervised{OFF}" if color else "not supervised"
+    return f"{supervised} (loss mask 1: the assistant's tokens)   {rest} (loss mask 0)   {NEWLINE} a newline"
+
+
+def mask_runs(document: Document) -> list[tuple[int, int, bool]]:
+    """Runs of equal mask as (start, end, supervised)."""
+    mask = document.mask
+    edges = [0, *((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist(), len(mask)]
+    return [(a, b, bool(mask[a])) for a, b in itertools.pairwise(edges)]
+
+
+def show_document(document: Document, tokenizer: Any, color: bool) -> str:
+    """One conversation: a line with its counts, then its text with the mask.
+
+    Each run is decoded on its own, special tokens included, so that what is shown is exactly what is supervised.
+    """
+    runs = mask_runs(document)
+    turns = sum(on for _, _, on in runs)
+    supervised = int(document.mask.sum())
+    parts = [f"{document.id}: {len(document)} tokens, {supervised} supervised, {turns} turn{'s' * (turns != 1)}\n"]
+    for start, end, on in runs:
+        text = tokenizer.decode(document.ids[start:end].tolist(), skip_special_tokens=False)
+        text = _without_escapes(text).replace("\n", NEWLINE + "\n")
+        if color:
+            style = ON if on else FAINT
+            parts.append("\n".join(f"{style}{line}{OFF}" if line else "" for line in text.split("\n")))
+        else:
+            parts.append(f"{OPEN}{text}{CLOSE}" if on else text)
+    return "".join(parts).rstrip("\n")
+
+
+def _without_escapes(text: str) -> str:
+    """Control characters made visible: a conversation must not move the cursor."""
+    return "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)
