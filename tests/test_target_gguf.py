@@ -162,6 +162,21 @@ def test_another_content_is_another_conversion(tiny_gguf: Path, tmp_path: Path, 
     assert convert_gguf(copy, tmp_path) != first
 
 
+def test_a_pre_tokenizer_that_nobody_knows_is_said_aloud(
+    tiny_gguf: Path, converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for file in converted.glob("*.json"):
+        (tmp_path / file.name).write_text(file.read_text())
+    plain = json.loads((tmp_path / "tokenizer.json").read_text())
+    plain["pre_tokenizer"] = plain["pre_tokenizer"]["pretokenizers"][1]
+    for kind, told in [("gpt-2", False), ("from-the-future", True)]:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
+        monkeypatch.setattr(module, "_fields", lambda gguf, kind=kind: {"tokenizer.ggml.pre": kind})
+        module._mend(tiny_gguf, tmp_path)
+        assert json.loads((tmp_path / "tokenizer.json").read_text()) == plain
+        assert ("from-the-future" in caplog.text) is told
+
+
 def test_what_is_no_gguf_is_refused(tmp_path: Path, tiny_gguf: Path):
     (tmp_path / "x.gguf").write_bytes(b"PK\x03\x04")
     with pytest.raises(BadInput, match="does not start with the letters GGUF"):

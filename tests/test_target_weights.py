@@ -116,6 +116,7 @@ def test_bin_checkpoints(tmp_path: Path, zipped: bool):
     assert fingerprint(tmp_path) == fingerprint(tmp_path / "as_safetensors")
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_bin_checkpoint_never_runs_code(tmp_path: Path):
     class Evil:
         def __reduce__(self):

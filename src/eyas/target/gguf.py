@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from eyas.errors import BadInput, EyasError
 
 FORMAT = 1  # raise it when the conversion changes, so that cached conversions are made again
 DIGIT_SPLITTING = {"smollm", "starcoder", "refact", "command-r", "codeshell"}
+GPT2_SPLITTING = {"default", "gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"}
 NOTE = "eyas_source.json"
 PIECE = 1 << 20
 
@@ -96,12 +98,20 @@ def _mend(gguf: Path, folder: Path) -> None:
 
     # The pre-tokenizers of this kind split every digit off first (llama.cpp's llama-vocab.cpp: "\\p{N}", then GPT-2's
     # rule); the conversion forgets that, and "  7" after a line break would become ids that the model never saw.
-    if fields.get("tokenizer.ggml.pre") in (DIGIT_SPLITTING):
-        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        if tokenizer.get("pre_tokenizer", {}).get("type") == "ByteLevel":
+    kind = fields.get("tokenizer.ggml.pre", "default")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    if (tokenizer.get("pre_tokenizer") or {}).get("type") == "ByteLevel":  # the conversion had no rule for this kind
+        if kind in DIGIT_SPLITTING:
             digits = {"type": "Digits", "individual_digits": True}
             tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, tokenizer["pre_tokenizer"]]}
             _dump(folder / "tokenizer.json", tokenizer)
+        elif kind not in GPT2_SPLITTING:
+            logging.getLogger(__name__).warning(
+                "%s: nobody here knows how pre-tokenizer %r splits text, so ids may differ from the model's own; put the "
+                "original tokenizer.json into the converted folder",
+                gguf,
+                kind,
+            )
 
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     for name in ("is_local", "local_files_only"):
