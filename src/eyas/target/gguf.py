@@ -107,8 +107,8 @@ def _mend(gguf: Path, folder: Path) -> None:
             _dump(folder / "tokenizer.json", tokenizer)
         elif kind not in GPT2_SPLITTING:
             logging.getLogger(__name__).warning(
-                "%s: nobody here knows how pre-tokenizer %r splits text, so ids may differ from the model's own; put the "
-                "original tokenizer.json into the converted folder",
+                "%s: nobody here knows how pre-tokenizer %r splits text, so ids may differ from the model's own; put "
+                "the original tokenizer.json into the converted folder",
                 gguf,
                 kind,
             )
