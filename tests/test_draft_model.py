@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import Naive
 
 from eyas.conventions import Conventions
 from eyas.draft.model import Draft
 from eyas.draft.shape import DraftShape
 from eyas.draft.unroll import Packing, Unroll
 from eyas.errors import BadInput
+from reference import Naive
 
 SHAPE = DraftShape(
     hidden_size=16, target_hidden_size=16, intermediate_size=24, num_heads=4, num_kv_heads=2, head_dim=8,
@@ -79,7 +79,9 @@ def test_unrolling_equals_decoding(flags, layers):
         for k in (1, 2):
             if layers > 1:  # deeper layers keep a cache of their own: step the whole draft
                 pass
-            h = draft.step(draft.embed(ids[row + 1 + k])[None, None], draft.feedback(h), torch.tensor([local + k]), cache)
+            h = draft.step(
+                draft.embed(ids[row + 1 + k])[None, None], draft.feedback(h), torch.tensor([local + k]), cache
+            )
             torch.testing.assert_close(outputs[k][n], h[0, 0])
 
 

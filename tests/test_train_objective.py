@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from test_draft_model import make, naive
 
 from eyas.draft.unroll import Packing
 from eyas.train.objective import Batch, run_lengths, ttt_loss
+from test_draft_model import make, naive
 
 
 def batch_of(lengths, mask, seed=0, dtype=torch.float64):
@@ -21,7 +23,7 @@ def batch_of(lengths, mask, seed=0, dtype=torch.float64):
 
 
 def test_rows_and_weights_of_a_conversation_worked_by_hand():
-    """x: 0 1 2 [3 4 5 6] 7 [8 9]; an answer from P=3 of four tokens, another of two, then a second document [1 token]."""
+    """x: 0 1 2 [3 4 5 6] 7 [8 9]: an answer from P=3 of four tokens, another of two; then a second document."""
     b = batch_of([10, 3], [0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1])
     # Row i, step k is supervised when x_{i+1} .. x_{i+2+k} are: row P-1 = 2 is the first, predicting x_4.
     assert b.rows(0).tolist() == [2, 3, 4, 7, 10]
@@ -40,7 +42,7 @@ def test_run_lengths_stop_at_prompts_and_documents():
 def test_one_training_step_against_a_float64_reference(flags):
     """Loss, counts and every gradient, against loops over rows and steps and autograd on the naive model."""
     draft = make(flags)
-    b = batch_of([9, 8], [0, 0, 1, 1, 1, 1, 0, 1, 1] + [0, 1, 1, 1, 1, 0, 0, 0])
+    b = batch_of([9, 8], [0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0])
     ids_of_draft = torch.arange(0, 40, 2)  # D = 20
     draft_of = torch.full((50,), -1)
     draft_of[ids_of_draft] = torch.arange(20)
@@ -57,7 +59,7 @@ def test_one_training_step_against_a_float64_reference(flags):
     expected = torch.zeros(3, dtype=torch.float64)
     rows, right = torch.zeros(3), torch.zeros(3)
     offsets, mask, ids = b.packing.offsets.tolist(), b.mask.tolist(), b.ids.tolist()
-    for start, end in zip(offsets, offsets[1:], strict=False):
+    for start, end in pairwise(offsets):
         for i in range(start, end):
             for k in range(steps):
                 needed = range(i + 1, i + 3 + k)
@@ -84,16 +86,19 @@ def test_one_training_step_against_a_float64_reference(flags):
 def test_micro_batches_add_up_to_one_batch():
     draft = make()
     parts = [batch_of([9], [0, 0, 1, 1, 1, 1, 0, 1, 1]), batch_of([8], [0, 1, 1, 1, 1, 0, 0, 0], seed=1)]
-    whole = Batch(*(torch.cat([getattr(p, n) for p in parts]) for n in ("ids", "mask", "aux", "final", "logsumexp", "top1")),
-                  packing=Packing(torch.tensor([0, 9, 17])))  # fmt: skip
+    names = ("ids", "mask", "aux", "final", "logsumexp", "top1")
+    packed = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    whole = Batch(**packed, packing=Packing(torch.tensor([0, 9, 17])))
+    head = torch.randn(20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     denominators = whole.weights(3)
     assert torch.equal(denominators, sum(p.weights(3) for p in parts))
 
     def gradients(batches):
         draft.zero_grad()
         for b in batches:
-            ttt_loss(draft, b, torch.randn(20, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
-                     torch.arange(50) % 20, steps=3, decay=0.8, denominators=denominators, compute=torch.float64)[0].backward()  # fmt: skip
+            loss, _ = ttt_loss(draft, b, head, torch.arange(50) % 20, steps=3, decay=0.8, denominators=denominators,
+                               compute=torch.float64)  # fmt: skip
+            loss.backward()
         return [p.grad.clone() for n, p in draft.named_parameters() if not n.startswith("embed")]
 
     for one, many in zip(gradients([whole]), gradients(parts), strict=True):

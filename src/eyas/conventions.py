@@ -11,11 +11,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal
 
 
-class Known(str, Enum):
+class Known(StrEnum):
     """How a value is known, strongest first."""
 
     DECLARED = "declared"  # written down by whoever trained it

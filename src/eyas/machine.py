@@ -18,6 +18,6 @@ def reuse_large_allocations() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl has no mallopt
         return
-    # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX. The mmap threshold cannot be raised above 32 MiB, so mmap is not used at all.
+    # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX. The mmap threshold stops at 32 MiB, so mmap is not used at all.
     mallopt(-1, (1 << 31) - 1)
     mallopt(-4, 0)

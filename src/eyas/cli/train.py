@@ -1,6 +1,6 @@
 """`eyas train`: features and a vocabulary map to a draft.
 
-eyas train runs/demo/features --vocab runs/demo/vocab --target smollm2 --held-out runs/demo/heldout --out runs/demo/train
+eyas train runs/demo/extract --vocab runs/demo/vocab --target smollm2 --out runs/demo/train
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Examples:
 @click.command("train", help=HELP, short_help="Train a draft on features.")
 @click.argument("features", type=click.Path(path_type=Path))
 @click.option("--target", required=True, help="Folder, .gguf file, hub id or 'smollm2': embedding, head, final norm.")
-@click.option("--vocab", "vocab", type=click.Path(path_type=Path), help="Vocabulary map (folder or file) of `eyas vocab`.")
+@click.option(
+    "--vocab", "vocab", type=click.Path(path_type=Path), help="Vocabulary map (folder or file) of `eyas vocab`."
+)
 @click.option("--held-out", type=click.Path(path_type=Path), help="Features kept out of training, to predict on.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--config", type=click.Path(path_type=Path), help="YAML with the settings, or with a `train:` section.")

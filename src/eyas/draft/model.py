@@ -8,6 +8,8 @@ Shapes: B batch, S rows, H hidden, T taps, h heads, kv key heads, d head_dim, D 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -99,16 +101,15 @@ class MLP(nn.Module):
         h, i, bias = shape.hidden_size, shape.intermediate_size, conventions.mlp_bias
         self.gate_proj, self.up_proj = nn.Linear(h, i, bias=bias), nn.Linear(h, i, bias=bias)
         self.down_proj = nn.Linear(i, h, bias=bias)
-        self.act = ACTIVATIONS.get(conventions.hidden_act)
-        if self.act is None:
+        if conventions.hidden_act not in ACTIVATIONS:
             raise BadInput(f"hidden_act = {conventions.hidden_act!r}: Eyas knows {sorted(ACTIVATIONS)}")
+        self.act = ACTIVATIONS[conventions.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.act is not None
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -152,7 +153,9 @@ class Draft(nn.Module):
     def __init__(self, shape: DraftShape, conventions: Conventions) -> None:
         super().__init__()
         if conventions.attention != "gqa":
-            raise BadInput("this draft uses MLA attention: Eyas reads and describes such drafts but cannot run them yet")
+            raise BadInput(
+                "this draft uses MLA attention: Eyas reads and describes such drafts but cannot run them yet"
+            )
         if len(conventions.taps) != shape.num_taps:
             raise BadInput(
                 f"taps {list(conventions.taps)} are {len(conventions.taps)}, but fc is {shape.num_taps} taps wide"
@@ -165,9 +168,7 @@ class Draft(nn.Module):
         slices = shape.num_taps if c.fc_norm else 0
         self.fc_norm = nn.ModuleList(RMSNorm(shape.target_hidden_size, eps, c.rms_norm_offset) for _ in range(slices))
         self.midlayer = DraftLayer(shape, c, first=True)
-        self.layers = nn.ModuleDict(
-            {str(i): DraftLayer(shape, c, first=False) for i in range(1, shape.num_layers)}
-        )
+        self.layers = nn.ModuleDict({str(i): DraftLayer(shape, c, first=False) for i in range(1, shape.num_layers)})
         self.norm = RMSNorm(size, eps, c.rms_norm_offset)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.embed_tokens: nn.Embedding | None = None
@@ -226,9 +227,7 @@ class Draft(nn.Module):
         out = self.lm_head(self.norm(h) if self.conventions.norm_before_head else h)
         return out * self.conventions.logit_scale if self.conventions.logit_scale != 1 else out
 
-    def step(
-        self, embeds: torch.Tensor, state: torch.Tensor, positions: torch.Tensor, cache: KVCache
-    ) -> torch.Tensor:
+    def step(self, embeds: torch.Tensor, state: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Run S rows through the layers: embeds, state [B, S, H], positions int [S] or [B, S] -> output h [B, S, H].
 
         Rows attend to everything in `cache` and causally to each other, and are appended to it. So at step 0 pass the

@@ -19,7 +19,7 @@ from .rope import rotate
 
 
 class Packing:
-    """Where documents lie in the packed sequence, from `offsets` int64 [B+1] (document b is [offsets[b], offsets[b+1]))."""
+    """Where documents lie in the packed sequence: document b is [offsets[b], offsets[b+1]), `offsets` int64 [B+1]."""
 
     def __init__(self, offsets: torch.Tensor) -> None:
         lengths, total = offsets.diff(), int(offsets[-1])
@@ -95,7 +95,9 @@ class Unroll:
             q, k, v = self._project(layer, normed, embedded, None if not last else rows)
             q, k = self._heads(layer, q, k, (cos[out_rows], sin[out_rows]), (cos, sin))
             grid = self.packing.grid
-            self._first.append((k[grid].permute(0, 2, 3, 1), v.unflatten(-1, (-1, layer.self_attn.head_dim))[grid].transpose(1, 2)))
+            self._first.append(
+                (k[grid].permute(0, 2, 3, 1), v.unflatten(-1, (-1, layer.self_attn.head_dim))[grid].transpose(1, 2))
+            )
             asked = self.asked if last else AskedRows(self.packing, everything)
             out = self._attend(layer, index, q, asked)
             residual = layer.residual(x, normed)
@@ -153,7 +155,7 @@ class Unroll:
         keys, values = self._first[index]  # [B, kv, d, longest], [B, kv, longest, d]
         own_k, own_v = self._own[index]
         q = (q * attn.head_dim**-0.5).unflatten(1, (kv, group))  # [R, kv, group, d]
-        batch, most = asked.grid.shape
+        most = asked.grid.shape[1]
         laid = asked.lay(q).permute(0, 2, 3, 1, 4)  # [B, kv, group, most, d]
         scores = laid.flatten(2, 3) @ keys  # [B, kv, group*most, longest]
         scores = scores.unflatten(2, (group, most))

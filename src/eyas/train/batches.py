@@ -1,7 +1,7 @@
 """Which documents are packed together, and when: a pure function of lengths, seed and epoch.
 
-Documents of like length share a batch, so that attention, which is laid out per document, wastes little; batches come in
-random order. Nothing here depends on how far a run has come, so a resumed run sees the same batches.
+Documents of like length share a batch, so that attention, which is laid out per document, wastes little; batches come
+in random order. Nothing here depends on how far a run has come, so a resumed run sees the same batches.
     Exercise it:  pytest tests/test_train_batches.py
 """
 
@@ -31,7 +31,8 @@ def plan_epoch(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
         window = window[np.argsort(lengths[window], kind="stable")]
-        held, size = [], 0
+        held: list[int] = []
+        size = 0
         for doc in window.tolist():
             if held and size + int(lengths[doc]) > tokens:
                 batches.append(held)
@@ -40,7 +41,7 @@ def plan_epoch(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[
             size += int(lengths[doc])
         if held:
             batches.append(held)
-    rng.shuffle(batches)  # type: ignore[arg-type]
+    rng.shuffle(batches)
     return batches
 
 

@@ -343,5 +343,5 @@ def _report(board: Any, bar: Any, record: dict[str, Any], predicted: dict[str, A
     ]
     for name, value in scalars:
         board.add_scalar(name, value, step)
-    if "predicted" in record and record["predicted"]:
+    if record.get("predicted"):
         board.add_scalar("accept_length/predicted", record["predicted"]["accept_length"], step)

@@ -86,7 +86,7 @@ class HeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, normed, weight, teacher, pick, scale, chunk):  # type: ignore[no-untyped-def]
+    def forward(ctx, normed, weight, teacher, pick, scale, chunk):
         master, weight = weight, weight.to(normed.dtype)
         d_normed = torch.empty_like(normed) if normed.requires_grad else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if master.requires_grad else None
@@ -113,7 +113,7 @@ class HeadLoss(torch.autograd.Function):
         return (total * scale).float(), total, choice
 
     @staticmethod
-    def backward(ctx, upstream, _total, _choice):  # type: ignore[no-untyped-def]
+    def backward(ctx, upstream, _total, _choice):
         d_normed, d_weight = ctx.saved_tensors
         d_normed = None if d_normed is None else d_normed * upstream.to(d_normed.dtype)
         d_weight = None if d_weight is None else d_weight * upstream
@@ -159,7 +159,7 @@ def ttt_loss(
     following = torch.cat([batch.ids[1:], batch.ids[-1:]])  # x_{i+1}; nobody reads it across a document's end
     embedded = unroll.embed(following)
     # The teacher of (i, k) sits at i+1+k: make each once, at the positions that some row reads.
-    reads = (batch.rows(0) + 1)
+    reads = batch.rows(0) + 1
     place = torch.zeros(len(batch.ids), dtype=torch.int64, device=rows.device)
     place[reads] = torch.arange(len(reads), device=rows.device)
     teacher = teacher_probabilities(batch.final[reads], batch.logsumexp[reads], head_rows, logits_of)

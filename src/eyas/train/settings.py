@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class TrainSettings(BaseModel):
-    """How a draft is trained. The defaults suit a small target on CPU; see docs/experiments.md for what was measured."""
+    """How a draft is trained. The defaults suit a small target on CPU; docs/experiments.md says what was measured."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 

@@ -1,13 +1,16 @@
-"""The draft before its first step: sizes and conventions from target and settings, and initial weights that know something.
+"""The draft before its first step: sizes and conventions from target and settings, and weights that know something.
 
 A random draft spends its first hundreds of steps on learning what the target already holds. So the head starts as the
-target's rows for the draft vocabulary and the last norm as the target's, and `fc` as the least-squares map from the taps
-of row i to the final state at i+1, which is the one the target would predict x_{i+2} from. With that the draft starts as
-the best linear guess from the taps alone; what the embedding adds is left to training. (docs/experiments.md has numbers.)
+target's rows for the draft vocabulary and the last norm as the target's, and `fc` as the least-squares map from the
+taps of row i to the final state at i+1, which is the one the target would predict x_{i+2} from. With that the draft
+starts as the best linear guess from the taps alone; what the embedding adds is left to training. (Numbers are in
+docs/experiments.md.)
     Exercise it:  pytest tests/test_train_start.py
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -49,25 +52,25 @@ def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet,
         num_taps=len(features.conventions.taps),
         num_layers=settings.num_layers,
     )
-    values = dict(
-        taps=features.conventions.taps,
-        num_target_layers=facts.num_layers,
-        d2t="offset" if vocab_map.size < vocab_map.target_size else "none",
-        norm_before_fc=settings.norm_before_fc,
-        fc_norm=settings.fc_norm,
-        norm_before_residual=settings.norm_before_residual,
-        norm_output=settings.norm_output,
-        rms_norm_eps=facts.rms_norm_eps,
-        rope_theta=float(rope.pop("rope_theta", facts.rope_theta)),
-        rope_type=str(rope.pop("rope_type", "default")),
-        partial_rotary_factor=float(rope.pop("partial_rotary_factor", None) or 1.0),
-        rope_scaling=rope,
-        max_position=facts.max_position or Conventions.max_position,
-        embedding_scale=facts.embedding_scale,
-        teacher="whole_vocabulary",
-    )
+    values: dict[str, Any] = {
+        "taps": features.conventions.taps,
+        "num_target_layers": facts.num_layers,
+        "d2t": "offset" if vocab_map.size < vocab_map.target_size else "none",
+        "norm_before_fc": settings.norm_before_fc,
+        "fc_norm": settings.fc_norm,
+        "norm_before_residual": settings.norm_before_residual,
+        "norm_output": settings.norm_output,
+        "rms_norm_eps": facts.rms_norm_eps,
+        "rope_theta": float(rope.pop("rope_theta", facts.rope_theta)),
+        "rope_type": str(rope.pop("rope_type", "default")),
+        "partial_rotary_factor": float(rope.pop("partial_rotary_factor", None) or 1.0),
+        "rope_scaling": rope,
+        "max_position": facts.max_position or Conventions.max_position,
+        "embedding_scale": facts.embedding_scale,
+        "teacher": "whole_vocabulary",
+    }
     names = [name for name in Conventions.__dataclass_fields__ if name != "how"]
-    return Draft(shape, Conventions(**values, how=dict.fromkeys(names, Known.DECLARED)))  # type: ignore[arg-type]
+    return Draft(shape, Conventions(**values, how=dict.fromkeys(names, Known.DECLARED)))
 
 
 @torch.no_grad()
