@@ -81,12 +81,18 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
     metavar="DIR",
     help="Read SpecForge's *.ckpt[.gz] instead of running the target.",
 )
+@click.option(
+    "--masks",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Loss masks of --from-speculators: its dataset folder, or JSONL of input_ids and loss_mask.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     conversations: Path | None, target: str | None, out: Path | None, taps: str | None, max_length: int | None,
     batch_tokens: int, shard_mib: float, limit: int | None, skip_bad: bool, replace: bool, device: str, dtype: str,
     template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, from_speculators: Path | None,
-    from_specforge: Path | None, as_json: bool,
+    from_specforge: Path | None, masks: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
     if len(sources) != 1:
@@ -119,8 +125,9 @@ def command(
     else:
         from eyas.features.foreign import import_foreign
 
-        kind = "speculators" if from_speculators else "specforge"
-        counts = import_foreign(kind, sources[0], folder, out, chosen, **shared)
+        counts = import_foreign(
+            "speculators" if from_speculators else "specforge", sources[0], folder, out, chosen, masks=masks, **shared
+        )
     if as_json:
         click.echo(json.dumps({"out": str(out), **counts}))
         return
@@ -128,6 +135,7 @@ def command(
         f"{out}: {counts['documents']:,} conversations, {counts['tokens']:,} tokens, "
         f"{counts['supervised_tokens']:,} supervised, {counts['shards']} shards, {counts['bytes'] / 2**20:.1f} MiB"
     )
+    click.echo(f"  {counts['agreement']:.1%} of the supervised tokens are the target's own first choice")
     for reason, number in counts["set_aside"].items():
         click.echo(f"  set aside: {number} {reason} (see {out / 'set-aside.jsonl'})")
 

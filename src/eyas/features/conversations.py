@@ -36,6 +36,8 @@ class Document:
 
     id: str
     encoded: Encoded
+    origin: str = ""
+    """Digest of the file that its states come from, where they are not computed here."""
 
     @property
     def ids(self) -> torch.Tensor:

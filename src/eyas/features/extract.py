@@ -22,8 +22,9 @@ from eyas.artifacts import atomic_write, is_current, read_manifest, remove_lefto
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, encode_all, load_tokenizer
-from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, teacher_rows
-from eyas.features.reader import check_shard
+from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, shard_name, teacher_rows
+from eyas.features.reader import check_shard, map_safetensors
+from eyas.features.recorded import Recordings, StatesMeta
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
@@ -49,14 +50,17 @@ def extract(
     dtype: str = "float32",
     trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
+    recorded: str | Path | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
 
     target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file
     or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
-    forward pass, padding included. progress: None shows a bar on a terminal only. Finished, unchanged features are
-    kept as they are; features of another target or other taps are refused unless `replace`.
+    forward pass, padding included. recorded: a folder of states that `regenerate` recorded; what is found there is
+    copied instead of computed, equal within features/recorded.TOLERANCE. progress: None shows a bar on a terminal only.
+    Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
+    `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
     """
     began = time.monotonic()
@@ -87,10 +91,27 @@ def extract(
     )  # fmt: skip
     loaded = [target] if isinstance(target, Target) else []
 
-    def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
+    def run_target(documents: Sequence[Document], buffer: ShardBuffer, advance: Any, places: Sequence[int]) -> None:
         if not loaded:
             loaded.append(Target.load(folder, device, getattr(torch, dtype), trust_remote_code))
-        fill_shard(loaded[0], documents, buffer, meta.taps, batch_tokens, advance)
+        fill_shard(loaded[0], documents, buffer, meta.taps, batch_tokens, advance, places)
+
+    def again(documents: Sequence[Document]) -> ShardBuffer:
+        buffer = ShardBuffer(meta, [len(d) for d in documents])
+        run_target(documents, buffer, lambda n: None, range(len(documents)))
+        return buffer
+
+    found: list[Recordings | None] = []  # opened and audited with the first shard that is not there yet
+
+    def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
+        if not found:
+            states = StatesMeta(meta.target, meta.taps, meta.hidden_size, dtype)
+            recordings = Recordings(Path(recorded), states) if recorded is not None else None
+            found.append(recordings if recordings and recordings.audit(collection.documents, again) else None)
+        missing = found[0].fill(documents, buffer, advance) if found[0] else list(range(len(documents)))
+        buffer.recorded = len(documents) - len(missing)
+        if missing:
+            run_target(documents, buffer, advance, missing)
 
     return write_features(
         out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
@@ -134,7 +155,9 @@ def write_features(
 ) -> dict[str, Any]:
     """Plan the shards of `collection`, `compute(documents, buffer, advance)` those that are missing, finish the folder.
 
-    Returns the counts. `salt` names what else decides the numbers (dtype, batch size).
+    Returns the counts. `salt` names what else decides the numbers (dtype, batch size). The `agreement` among the counts
+    is the share of supervised tokens that are the target's own first choice: 1 for its own greedy answers, about a half
+    for text that others wrote, and a few percent where states and tokens do not belong together.
     """
     from tqdm import tqdm
 
@@ -142,9 +165,8 @@ def write_features(
     writer = ShardWriter(out, meta)
     remove_leftovers(out)
     plan = plan_shards([len(d) for d in documents], meta.bytes_per_token(), shard_bytes)
-    digests = [
-        plan_digest(meta, ((documents[i].id, documents[i].ids, documents[i].mask) for i in p), salt) for p in plan
-    ]
+    told = [(d.id + d.origin, d.ids, d.mask) for d in documents]
+    digests = [plan_digest(meta, (told[i] for i in part), salt) for part in plan]
     kept = [writer.kept(k, digest) for k, digest in enumerate(digests)]
     sizes = [sum(len(documents[i]) for i in part) for part in plan]
     _check_room(out, sum(n for n, k in zip(sizes, kept, strict=True) if not k) * meta.bytes_per_token())
@@ -165,6 +187,10 @@ def write_features(
             buffer = ShardBuffer(meta, [len(d) for d in chosen])
             compute(chosen, buffer, bar.update)
             writer.write(k, [d.id for d in chosen], buffer, digests[k])
+    recorded = writer.recorded(len(plan))
+    if recorded is not None:
+        counts |= {"recorded": recorded, "computed": len(documents) - recorded}
+    counts["agreement"] = round(_agreement(writer, len(plan)), 4)
     extra = {}
     if collection.set_aside:
         atomic_write(out / SET_ASIDE, collection.set_aside_text())
@@ -194,9 +220,15 @@ def fill_shard(
     taps: Sequence[int],
     batch_tokens: int,
     advance: Any = lambda n: None,
+    places: Sequence[int] | None = None,
 ) -> None:
-    """Run the target over the documents of one shard and store every row; `advance(tokens)` moves a progress bar."""
-    for group in batches([len(d) for d in documents], batch_tokens):
+    """Run the target over the documents of one shard and store every row; `advance(tokens)` moves a progress bar.
+
+    places: the numbers of those documents that are wanted, by default all.
+    """
+    places = range(len(documents)) if places is None else places
+    for batch in batches([len(documents[i]) for i in places], batch_tokens):
+        group = [places[n] for n in batch]
         lengths = [len(documents[i]) for i in group]
         ids = torch.zeros(len(group), lengths[0], dtype=torch.long)  # [B, L], longest first
         for row, i in enumerate(group):
@@ -261,6 +293,18 @@ def shards_whole(out: Path) -> bool:
     except (EyasError, OSError):
         return False
     return True
+
+
+def _agreement(writer: ShardWriter, num_shards: int) -> float:
+    """Share of supervised tokens that are the target's own first choice."""
+    same = read = 0
+    for index in range(num_shards):
+        tensors, _ = map_safetensors(writer.dir / shard_name(index))
+        top1, following = tensors["top1"][:-1], tensors["ids"][1:]  # a stored row's next token is in its own document
+        stored = top1 != NOT_READ
+        read += int(stored.sum())
+        same += int((stored & (top1 == following)).sum())
+    return same / max(1, read)
 
 
 def _check_room(out: Path, needed: int) -> None:
