@@ -1,0 +1,84 @@
+"""Append-only journal of finished work, so that a killed run goes on where it was.
+
+The first line says with which settings the work was done; every further line is one finished piece. Lines are flushed
+to the disk in batches; a line torn by a kill is dropped at the next start.   pytest tests/test_regenerate.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eyas.artifacts import disk_errors
+from eyas.errors import BadInput
+
+
+class Journal:
+    """Open (or create) `path`; `.records` holds what earlier runs finished."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], every: int = 16, seconds: float = 5.0):
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        self._every, self._seconds = every, seconds
+        self._pending: list[str] = []
+        self._flushed = time.monotonic()
+        header = json.loads(json.dumps(settings))
+        lines = self._read()
+        if lines and lines[0] != header:
+            differs = sorted(k for k in {*header, *lines[0]} if header.get(k) != lines[0].get(k))
+            raise BadInput(
+                f"{path} holds answers of a run with other settings ({', '.join(differs)}). Repeat that command to "
+                f"finish it, choose another --out, or remove the file."
+            )
+        self.records = lines[1:]
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab")  # noqa: SIM115  (closed by `close`)
+            if not lines:
+                self._file.truncate(0)
+                self._write([json.dumps(header, ensure_ascii=False)])
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Note one finished piece; it is on the disk after at most `every` pieces or `seconds`."""
+        self._pending.append(json.dumps(record, ensure_ascii=False))
+        if len(self._pending) >= self._every or time.monotonic() - self._flushed > self._seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            self._write(self._pending)
+            self._pending = []
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _write(self, lines: list[str]) -> None:
+        with disk_errors(self.path):
+            self._file.write("".join(line + "\n" for line in lines).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _read(self) -> list[dict[str, Any]]:
+        """All whole lines; the file is cut behind them, so that appending never continues a torn one."""
+        if not self.path.is_file():
+            return []
+        data = self.path.read_bytes()
+        lines: list[dict[str, Any]] = []
+        good = 0
+        for line in data.splitlines(keepends=True):
+            try:
+                if not line.endswith(b"\n"):
+                    break
+                lines.append(json.loads(line))
+            except ValueError:
+                break
+            good += len(line)
+        if good < len(data):
+            os.truncate(self.path, good)
+        return lines

@@ -1,0 +1,367 @@
+"""`eyas regenerate`: the target answers the prompts itself; those answers are what a draft learns from.
+
+    eyas regenerate prompts.jsonl --out runs/answers
+    pytest tests/test_regenerate.py
+
+Writes, in the order of the prompts, conversations.jsonl (what is kept) and set_aside.jsonl (id, reason, detail,
+answer): an answer that repeats itself endlessly, an empty one, a prompt too long for the target, an error. Nothing is
+dropped silently. While it works, finished answers go to a journal, so that a killed run continues; an answer depends neither on
+what was generated beside it nor on when, so both end in the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eyas.artifacts import (
+    MANIFEST,
+    atomic_path,
+    is_current,
+    read_manifest,
+    remove_leftovers,
+    sha256_json,
+    write_manifest,
+)
+from eyas.dialogue import REASONS, Dialogue, Outcome, Reply, answer_seed
+from eyas.errors import BadInput
+from eyas.journal import Journal
+from eyas.prompts import BadRow, Prompt, Prompts
+
+STAGE = "regenerate"
+SCHEMA = "eyas-regenerate/1"
+CONVERSATIONS = "conversations.jsonl"
+SET_ASIDE = "set_aside.jsonl"
+JOURNAL = "answers.partial.jsonl"
+Progress = Callable[[Mapping[str, int]], None]
+
+
+class Ledger:
+    """Outcomes by prompt, and what they add up to in the order of the prompts."""
+
+    def __init__(self, count: int, max_supervised_tokens: int | None):
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.limit = max_supervised_tokens
+        self.end = 0
+        """All prompts before this one have an outcome."""
+        self.tokens = 0
+        """Kept tokens of those."""
+        self.finished = 0
+        self.kept_anywhere = 0
+
+    def put(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome
+        self.finished += 1
+        self.kept_anywhere += outcome.tokens
+        while not self.complete and (next_one := self.outcomes[self.end]) is not None:
+            self.tokens += next_one.tokens
+            self.end += 1
+
+    @property
+    def complete(self) -> bool:
+        """Is nothing more needed? True once the limit is reached by prompts in their order, or all have an outcome."""
+        return self.end == len(self.outcomes) or (self.limit is not None and self.tokens >= self.limit)
+
+    def worth_starting(self, in_flight: int, guess: int) -> bool:
+        """Is another prompt likely to be needed, given how many are being answered? Decides about time, not results."""
+        if self.limit is None:
+            return True
+        mean = self.kept_anywhere / self.finished if self.finished >= 32 else guess
+        return self.kept_anywhere + in_flight * mean < self.limit or in_flight == 0
+
+
+def regenerate(
+    prompts: Prompts | Sequence[Prompt],
+    target_dir: Path | None,
+    out_dir: Path,
+    *,
+    max_new_tokens: int = 192,
+    temperature: float = 0.0,
+    seed: int = 0,
+    slots: int = 96,
+    max_supervised_tokens: int | None = None,
+    server: Any = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Answer `prompts` into `out_dir`; returns the counts, which are in its manifest, too.
+
+    server: ServerOptions of an OpenAI-compatible server that answers instead of the model in `target_dir`, which may
+    then be None. max_supervised_tokens: stop with the prompt, in their order, that brings so many tokens together.
+    progress: called after each outcome with counts so far. A finished `out_dir` with the same inputs is left alone.
+    Raises BadInput where `out_dir` holds answers of other settings, and what target and server raise.
+    """
+    given = prompts if isinstance(prompts, Prompts) else Prompts(list(prompts))
+    if not given.prompts:
+        raise BadInput("there is no prompt to answer.")
+    if target_dir is None and server is None:
+        raise BadInput("regenerate needs a target to load or the address of a server (--base-url).")
+    started = time.monotonic()
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    if server is not None:
+        settings |= {"base_url": server.base_url, "model": server.model}
+    else:
+        settings |= {"device": device, "dtype": dtype}
+    identity = _identity(target_dir) if server is None and target_dir is not None else {}
+    config = settings | {"max_supervised_tokens": max_supervised_tokens}
+    inputs = identity | {"prompts": sha256_json([[p.id, p.digest()] for p in given.prompts])}
+    if is_current(out_dir, STAGE, inputs, config, SCHEMA):
+        return dict(read_manifest(out_dir)["counts"])
+    remove_leftovers(out_dir)
+    (out_dir / MANIFEST).unlink(missing_ok=True)
+
+    journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **identity, **settings})
+    ledger = Ledger(len(given.prompts), max_supervised_tokens)
+    resumed = _replay(journal, given.prompts, ledger)
+    work = _Work(given.prompts, ledger, journal, None if temperature == 0 else seed, max_new_tokens, progress)
+    try:
+        if ledger.complete:
+            generated = 0
+        elif server is None:
+            assert target_dir is not None
+            generated = _answer_locally(
+                work, target_dir, max_new_tokens, temperature, slots, device, dtype, trust_remote_code
+            )
+        else:
+            from eyas.target.server import Server
+
+            Server(server, max_new_tokens=max_new_tokens, temperature=temperature).answer_all(work.start, work.done)
+            generated = work.generated
+    finally:
+        journal.close()
+
+    counts = _write(given, ledger, out_dir)
+    seconds = time.monotonic() - started
+    write_manifest(
+        out_dir,
+        STAGE,
+        inputs=inputs,
+        config=config,
+        counts=counts,
+        duration_s=seconds,
+        files=[CONVERSATIONS, SET_ASIDE],
+        seed=seed,
+        schema=SCHEMA,
+    )
+    journal.path.unlink(missing_ok=True)
+    return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
+
+
+class _Work:
+    """Hands out dialogues in the order of the prompts and takes their outcomes."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        ledger: Ledger,
+        journal: Journal,
+        seed: int | None,
+        max_new_tokens: int,
+        progress: Progress | None,
+    ):
+        self.prompts = prompts
+        self.ledger = ledger
+        self.journal = journal
+        self.seed = seed
+        self.guess = max(1, max_new_tokens // 2)
+        self.progress = progress
+        self.generated = 0
+        self.set_aside: Counter[str] = Counter()
+        self._cursor = 0
+        self._in_flight = 0
+
+    def start(self) -> Dialogue | None:
+        """The next prompt that has no outcome, while more are needed."""
+        while self._cursor < len(self.prompts) and self.ledger.outcomes[self._cursor] is not None:
+            self._cursor += 1
+        if self._cursor >= len(self.prompts) or not self.ledger.worth_starting(self._in_flight, self.guess):
+            return None
+        index = self._cursor
+        self._cursor += 1
+        self._in_flight += 1
+        prompt = self.prompts[index]
+        return Dialogue(index, prompt, None if self.seed is None else answer_seed(self.seed, prompt.id))
+
+    def done(self, dialogue: Dialogue, outcome: Outcome) -> bool:
+        """Note an outcome. True: no more are needed."""
+        self._in_flight -= 1
+        self.generated += outcome.tokens
+        self.journal.append({"id": dialogue.prompt.id, "asked": dialogue.prompt.digest(), "outcome": _plain(outcome)})
+        self.ledger.put(dialogue.index, outcome)
+        if outcome.reason:
+            self.set_aside[outcome.reason] += 1
+        if self.progress:
+            kept = self.ledger.finished - self.set_aside.total()
+            self.progress({"finished": self.ledger.finished, "kept": kept, "tokens": self.ledger.kept_anywhere})
+        return self.ledger.complete
+
+
+def _answer_locally(
+    work: _Work,
+    target_dir: Path,
+    max_new_tokens: int,
+    temperature: float,
+    slots: int,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+) -> int:
+    """Answer with the model itself, many prompts at a time. Returns the number of generated tokens."""
+    import torch
+
+    from eyas.chat import Unusable, render
+    from eyas.target.generate import Generated, Request, make_generator
+    from eyas.target.model import Target
+
+    target = Target.load(target_dir, device=device, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+    tokenizer = target.tokenizer
+    generator = make_generator(
+        target,
+        slots=slots,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        prefix=shared_prefix(tokenizer),
+    )
+    asked: dict[int, tuple[Dialogue, list[int]]] = {}
+
+    def ask(dialogue: Dialogue) -> Outcome | None:
+        """Queue the next turn of a dialogue, or say why that cannot be."""
+        try:
+            ids = render(tokenizer, dialogue.messages, dialogue.prompt.tools, add_generation_prompt=True)
+        except Unusable as error:
+            return dialogue.set_aside("error", str(error))
+        if len(ids) + max_new_tokens > target.facts.max_position:
+            return dialogue.set_aside(
+                "too_long",
+                f"{len(ids)} prompt tokens and {max_new_tokens} new ones exceed the target's "
+                f"{target.facts.max_position} positions",
+            )
+        asked[dialogue.index] = (dialogue, ids)
+        generator.add(Request(dialogue.index, ids, dialogue.seed or 0))
+        return None
+
+    def advance(answer: Generated) -> bool:
+        dialogue, prompt_ids = asked.pop(answer.key)
+        text_ids = answer.ids[:-1] if answer.finish == "stop" else answer.ids
+        reply = Reply(tokenizer.decode(text_ids, skip_special_tokens=True), answer.finish, answer.ids, prompt_ids)
+        outcome = dialogue.take(reply)
+        if outcome is None:
+            outcome = ask(dialogue)
+        return outcome is not None and work.done(dialogue, outcome)
+
+    lookahead = 2 * slots
+    with generator.running():
+        while True:
+            while len(generator.waiting) < lookahead and (dialogue := work.start()) is not None:
+                refused = ask(dialogue)
+                if refused is not None and work.done(dialogue, refused):
+                    return generator.generated_tokens
+            if not generator.waiting and not generator.active:
+                return generator.generated_tokens
+            # Every answer of a step is noted, though the first may complete the work.
+            complete = [advance(answer) for answer in generator.step()]
+            if any(complete):
+                return generator.generated_tokens
+
+
+def shared_prefix(tokenizer: Any) -> list[int]:
+    """Token ids with which every prompt of one user message begins: the template's opening, and its system message."""
+    from eyas.chat import Unusable, render
+
+    try:
+        a, b = (
+            render(tokenizer, [{"role": "user", "content": c}], add_generation_prompt=True) for c in ("a", "Why 7?")
+        )
+    except Unusable:
+        return []
+    length = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:length]
+
+
+# ------------------------------------------------------------------------------------------------ on disk
+
+
+def _identity(target_dir: Path) -> dict[str, str]:
+    from eyas.target.source import fingerprint, template_fingerprint, tokenizer_fingerprint
+
+    return {
+        "target": fingerprint(target_dir),
+        "tokenizer": tokenizer_fingerprint(target_dir),
+        "template": template_fingerprint(target_dir),
+    }
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {k: v for k, v in outcome.__dict__.items() if v not in (None, "", 0)}
+
+
+def _replay(journal: Journal, prompts: Sequence[Prompt], ledger: Ledger) -> int:
+    """Put what earlier runs finished into the ledger; how many. Errors are asked again."""
+    places = {(p.id, p.digest()): i for i, p in enumerate(prompts)}
+    count = 0
+    for record in journal.records:
+        index = places.get((record["id"], record["asked"]))
+        outcome = Outcome(**record["outcome"])
+        if index is not None and outcome.reason != "error" and ledger.outcomes[index] is None and not ledger.complete:
+            ledger.put(index, outcome)
+            count += 1
+    return count
+
+
+def _write(given: Prompts, ledger: Ledger, out_dir: Path) -> dict[str, Any]:
+    """The two files, in the order of the prompts, and the counts."""
+    reasons = Counter(dict.fromkeys(REASONS, 0))
+    finishes: Counter[str] = Counter()
+    tokens = 0
+    with (
+        atomic_path(out_dir / CONVERSATIONS) as kept_path,
+        atomic_path(out_dir / SET_ASIDE) as aside_path,
+        open(kept_path, "w", encoding="utf-8") as kept,
+        open(aside_path, "w", encoding="utf-8") as aside,
+    ):
+        for row in given.bad:
+            aside.write(_line(_bad(row)))
+        for prompt, outcome in zip(given.prompts[: ledger.end], ledger.outcomes[: ledger.end], strict=True):
+            assert outcome is not None
+            if outcome.conversation is not None:
+                kept.write(_line(outcome.conversation))
+                finishes[outcome.conversation["finish"]] += 1
+                tokens += outcome.tokens
+            else:
+                reasons[outcome.reason] += 1
+                aside.write(
+                    _line(
+                        {
+                            "id": prompt.id,
+                            "source": prompt.source,
+                            "reason": outcome.reason,
+                            "detail": outcome.detail,
+                            "answer": outcome.answer,
+                        }
+                    )
+                )
+    return {
+        "prompts": ledger.end,
+        "kept": finishes.total(),
+        "supervised_tokens": tokens,
+        "finish": dict(sorted(finishes.items())),
+        "set_aside": {k: v for k, v in reasons.items() if v},
+        "malformed": len(given.bad),
+        "duplicates": given.duplicates,
+        "renamed": given.renamed,
+    }
+
+
+def _bad(row: BadRow) -> dict[str, Any]:
+    return {"id": None, "source": f"{row.file}:{row.line}", "reason": "malformed", "detail": row.expected, "answer": "",
+            "text": row.text}  # fmt: skip
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"

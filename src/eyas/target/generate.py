@@ -1,0 +1,513 @@
+"""Batched local generation: many prompts answered at once, with token ids, on one model.
+
+    generator = Generator(target, slots=96, max_new_tokens=192)
+    for answer in generator.run(requests): ...
+
+Continuous batching: there are so many slots; each step feeds every busy slot its next token, be it of the prompt or the
+one just chosen; a slot is refilled as soon as its answer ends, by end-of-turn, length, or because it fell into a loop.
+A long prompt is read in one pass of its own, a short one along with everyone's next tokens: that keeps the matrix
+products large, which is what counts on a CPU. The beginning that all prompts share is computed once. The head runs only
+for rows whose next token is wanted, block of the vocabulary by block, so that the logits never leave the cache.
+
+Answers do not depend on what else is generated at the same time (see slots.py), and a sampled answer depends on the
+seed of its request only. Exercise it:  pytest tests/test_generate.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from eyas.errors import BadInput
+from eyas.repetition import RunningPeriods
+from eyas.target.record import Recorder, Recording, Tape
+from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, round_up, slot_attention
+
+LONG = 64  # prompt tokens from which a pass of its own is cheaper than riding along
+HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and logits together stay in a core's cache
+Step = Callable[[torch.Tensor, Pass], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    key: Any
+    """Comes back with the answer."""
+    ids: Sequence[int]
+    """The rendered prompt."""
+    seed: int = 0
+    """Of this answer's random numbers; unused where the temperature is 0."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    key: Any
+    ids: list[int]
+    """The answer, its end-of-turn token included where there is one."""
+    finish: str
+    """`stop`: ended its turn. `length`: cut off. `loop`: cut off because it repeats itself endlessly."""
+    recording: Recording | None = field(default=None, compare=False, repr=False)
+    """The states of prompt and answer, where the generator has a recorder and the answer is no loop."""
+
+
+@dataclass
+class _Group:
+    """The host's side of one group of slots. All arrays have one entry a slot."""
+
+    slots: SlotGroup
+    tokens: np.ndarray  # int64 [rows, capacity]: prompt, then answer
+    fed: np.ndarray  # int64 [rows]: tokens that are in the cache
+    prompt: np.ndarray  # int64 [rows]: length of the prompt
+    requests: list[Request | None]
+    tape: Tape | None = None
+    loops: RunningPeriods = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loops = RunningPeriods(len(self.requests))
+
+    @property
+    def busy(self) -> np.ndarray:
+        return np.array([r is not None for r in self.requests])
+
+
+class Generator:
+    """Answers requests with `target`, an eyas Target. Use `run`, or `add` and `step` for more control."""
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        slots: int = 96,
+        max_new_tokens: int = 192,
+        temperature: float = 0.0,
+        eos_ids: Sequence[int] | None = None,
+        prefix: Sequence[int] = (),
+        stop_loops: bool = True,
+        memory_bytes: int = 3 << 29,
+        recorder: Recorder | None = None,
+    ):
+        """prefix: ids with which most prompts begin. memory_bytes: what the keys and values of all slots may take.
+
+        Long sequences use fewer slots then; a single one is always allowed. recorder: keep the states of what passes.
+        """
+        if slots < 1 or max_new_tokens < 1 or temperature < 0:
+            raise BadInput(
+                f"slots={slots}, max_new_tokens={max_new_tokens}, temperature={temperature}: slots and new tokens must "
+                f"be at least 1, the temperature at least 0."
+            )
+        self.model = target.model
+        self.facts = target.facts
+        self.device = next(self.model.parameters()).device
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.eos = np.array(sorted(set(self.facts.eos_ids if eos_ids is None else eos_ids)), dtype=np.int64)
+        self.prefix = list(prefix)
+        self.stop_loops = stop_loops
+        self.recorder = recorder
+        self.waiting: deque[Request] = deque()
+        self.steps = 0
+        self.generated_tokens = 0
+        tune_malloc()
+
+        head = self.model.get_output_embeddings()
+        self._head_weight: torch.Tensor = head.weight
+        self._head_bias: torch.Tensor | None = getattr(head, "bias", None)
+        element = self._head_weight.element_size()
+        token_bytes = 2 * self.facts.num_layers * self.facts.num_kv_heads * self.facts.head_dim * element
+        count = -(-slots // ROWS)
+        self._columns = max(COLUMNS, memory_bytes // (count * token_bytes * ROWS))  # of a full group
+        self._groups = [self._group(ROWS) for _ in range(count)]
+        self._prefix_slots: SlotGroup | None = None
+        self._prefix_tape: Tape | None = None
+
+    # ------------------------------------------------------------------ use
+
+    def run(self, requests: Iterable[Request], lookahead: int = 0) -> Iterator[Generated]:
+        """Answer all requests, in the order in which they finish. At most `lookahead` (default: two a slot) wait."""
+        lookahead = lookahead or 2 * ROWS * len(self._groups)
+        source = iter(requests)
+        with self.running():
+            exhausted = False
+            while not exhausted or self.waiting or self.active:
+                while not exhausted and len(self.waiting) < lookahead:
+                    request = next(source, None)
+                    exhausted = request is None
+                    if request is not None:
+                        self.add(request)
+                yield from self.step()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises BadInput when prompt and answer cannot fit the target's context."""
+        need = len(request.ids) + self.max_new_tokens
+        if not request.ids or need > self.facts.max_position:
+            raise BadInput(
+                f"prompt {request.key!r} has {len(request.ids)} tokens; with {self.max_new_tokens} new ones it must "
+                f"fit the target's {self.facts.max_position} positions, and it must not be empty."
+            )
+        self.waiting.append(request)
+
+    @property
+    def active(self) -> int:
+        return sum(int(g.busy.sum()) for g in self._groups)
+
+    def in_flight(self) -> list[tuple[Any, int]]:
+        """(key, tokens generated so far) of every busy slot."""
+        return [
+            (r.key, max(0, int(g.fed[i] - g.prompt[i]) + 1))
+            for g in self._groups
+            for i, r in enumerate(g.requests)
+            if r is not None
+        ]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """`step` works while this is open: the model attends over slots."""
+        listening = self.recorder.listening() if self.recorder else contextlib.nullcontext()
+        with torch.inference_mode(), slot_attention(self.model) as step, listening:
+            self._step: Step = step
+            if self.prefix and self._prefix_slots is None:
+                self._prefix_slots = SlotGroup(1, len(self.prefix))
+                self._prefix_tape = self.recorder.tape(1, len(self.prefix)) if self.recorder else None
+                self._read(self._prefix_slots, 0, self.prefix, 0, self._prefix_tape)
+            yield
+
+    def agrees(self) -> bool:
+        """Does the model give over slots the states that it gives by itself? Asked once, before relying on it."""
+        known = list(dict.fromkeys(self.prefix)) or list(range(1, min(25, self.facts.vocab_size)))
+        ids, split = (known * 24)[:24], 17
+        scratch = SlotGroup(1, len(ids))
+        with torch.inference_mode():
+            own = self.model.get_decoder()(input_ids=self._ids(np.array([ids])), use_cache=False).last_hidden_state
+        with self.running():
+            self._read(scratch, 0, ids[:split], 0)
+            for place in range(split, len(ids)):
+                columns = min(round_up(place + 1, COLUMNS), scratch.capacity)
+                now = Pass([Segment(scratch, slice(0, 1), slice(0, 1), columns)], self._ids(np.array([[place]])))
+                final = self._step(self._ids(np.array([[ids[place]]])), now)[0, 0].float()
+                wanted = own[0, place].float()
+                rounding = 64 * torch.finfo(own.dtype).eps
+                if not torch.allclose(final, wanted, rtol=0, atol=rounding * float(wanted.abs().max())):
+                    return False
+        return True
+
+    def step(self) -> list[Generated]:
+        """Fill free slots, feed one token to each busy one, return the answers that ended."""
+        self._admit()
+        groups = [g for g in self._groups if g.busy.any()]
+        if not groups:
+            return []
+        self.steps += 1
+        rows = np.concatenate([np.arange(len(g.requests)) for g in groups])
+        owner = np.concatenate([np.full(len(g.requests), i) for i, g in enumerate(groups)])
+        fed = np.concatenate([g.fed for g in groups])
+        busy = np.concatenate([g.busy for g in groups])
+        tokens = np.concatenate([g.tokens[np.arange(len(g.fed)), g.fed] for g in groups])
+        segments, start = [], 0
+        for g in groups:
+            count = len(g.requests)
+            columns = min(round_up(int(g.fed.max()) + 1, COLUMNS), g.slots.capacity)
+            segments.append(Segment(g.slots, slice(start, start + count), slice(0, count), columns))
+            start += count
+        positions = self._ids(fed[:, None])
+        final = self._step(self._ids(tokens[:, None]), Pass(segments, positions))  # [B, 1, H]
+        if self.recorder:
+            states = self.recorder.states(final)[:, 0]  # a free slot's row is overwritten before it is read
+            for g, s in zip(groups, segments, strict=True):
+                if g.tape:
+                    g.tape.keep(positions[s.batch, 0], states[s.batch])
+        final = final[:, 0]  # [B, H]
+        for g in groups:
+            g.fed += g.busy
+
+        wanted = np.flatnonzero(busy & (fed + 1 >= np.concatenate([g.prompt for g in groups])))
+        if not len(wanted):
+            return []
+        chosen, best, logsumexp = self._choose(final, wanted, fed, [groups[owner[i]].requests[rows[i]] for i in wanted])
+        if best is not None and logsumexp is not None:
+            for number, g in enumerate(groups):
+                mine = owner[wanted] == number
+                at, which = self._ids(np.stack([rows[wanted[mine]], fed[wanted[mine]]])), self._ids(mine.nonzero()[0])
+                if g.tape:
+                    g.tape.keep_choice(at[0], at[1], best[which], logsumexp[which])
+        self.generated_tokens += len(wanted)
+        return self._record(groups, owner[wanted], rows[wanted], chosen)
+
+    # ------------------------------------------------------------------ slots
+
+    def _group(self, rows: int) -> _Group:
+        zeros = np.zeros(rows, dtype=np.int64)
+        tokens = np.zeros((rows, COLUMNS), dtype=np.int64)
+        tape = self.recorder.tape(rows, COLUMNS) if self.recorder else None
+        return _Group(SlotGroup(rows, COLUMNS), tokens, zeros, zeros.copy(), [None] * rows, tape)
+
+    def _columns_for(self, request: Request) -> int:
+        """Columns that a request may come to need; reading a prompt in one pass pads it to a multiple of ROWS."""
+        return round_up(max(len(request.ids) + self.max_new_tokens, len(request.ids) + ROWS), COLUMNS)
+
+    def _admit(self) -> None:
+        """Give waiting requests to free slots: the first groups get the longest that wait, the last the shortest.
+
+        A group whose sequences are long uses so few of its slots that it keeps to its share of the memory.
+        """
+        if not self.waiting:
+            return
+        for place, group in enumerate(self._groups):
+            for row, held in enumerate(group.requests):
+                if held is not None or not self.waiting:
+                    continue
+                order = sorted(range(len(self.waiting)), key=lambda i: -len(self.waiting[i].ids))
+                request = self.waiting[order[(2 * place + 1) * len(order) // (2 * len(self._groups))]]
+                columns = max(self._columns_for(request), group.slots.capacity)
+                used = int(group.busy.sum())
+                if used and (used + 1) * columns > self._columns * ROWS:
+                    break
+                self.waiting.remove(request)
+                self._place(group, row, request)
+
+    def _place(self, group: _Group, row: int, request: Request) -> None:
+        need = self._columns_for(request)
+        if need > group.slots.capacity:
+            group.slots.grow(need)
+            group.tokens = np.pad(group.tokens, ((0, 0), (0, group.slots.capacity - group.tokens.shape[1])))
+            if group.tape:
+                group.tape.grow(group.slots.capacity)
+        ids = list(request.ids)
+        group.requests[row] = request
+        group.tokens[row, : len(ids)] = ids
+        group.prompt[row] = len(ids)
+        group.loops.clear(row)
+        done = 0
+        if self._prefix_slots is not None and len(ids) > len(self.prefix) and ids[: len(self.prefix)] == self.prefix:
+            done = len(self.prefix)
+            group.slots.copy_prefix(row, self._prefix_slots, done)
+        if group.tape:
+            group.tape.begin(row, self._prefix_tape, done)
+        if len(ids) - 1 - done >= (LONG if self.device.type == "cpu" else 2):
+            self._read(group.slots, row, ids[:-1], done, group.tape)
+            done = len(ids) - 1
+        group.fed[row] = done
+
+    def _read(self, slots: SlotGroup, row: int, ids: Sequence[int], start: int, tape: Tape | None = None) -> None:
+        """Put ids[start:] into a slot in one pass, padded on the right, where nothing looks, to a multiple of ROWS."""
+        count = len(ids) - start
+        padded = round_up(count, ROWS)
+        slots.grow(start + padded)
+        tokens = np.array([*ids[start:], *[ids[-1]] * (padded - count)], dtype=np.int64)
+        positions = np.arange(start, start + padded)
+        columns = min(round_up(start + padded, COLUMNS), slots.capacity)
+        segment = Segment(slots, slice(0, 1), slice(row, row + 1), columns)
+        final = self._step(self._ids(tokens[None]), Pass([segment], self._ids(positions[None])))
+        if tape and self.recorder:
+            tape.keep_run(row, start, self.recorder.states(final)[0, :count])
+
+    def _ids(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    # ------------------------------------------------------------------ tokens
+
+    def _choose(
+        self, final: torch.Tensor, wanted: np.ndarray, fed: np.ndarray, requests: Sequence[Request | None]
+    ) -> tuple[np.ndarray, torch.Tensor | None, torch.Tensor | None]:
+        """The next token of the rows `wanted` of final [B, H], [n]; when recording, the best one and the logsumexp."""
+        n = len(wanted)
+        padded = np.resize(wanted, round_up(n, ROWS))  # repeats rows; see slots.py on multiples of ROWS
+        states = final[self._ids(padded)].to(self._head_weight.device)  # [m, H]
+        if self.temperature == 0.0:
+            best, logsumexp = self._greedy(states)
+            return best[:n].cpu().numpy(), best[:n], None if logsumexp is None else logsumexp[:n]
+        draws = [_uniform(r.seed, int(fed[i]) + 1 - len(r.ids)) for i, r in zip(wanted, requests, strict=True) if r]
+        logits = torch.cat([self._logits(states, i) for i in self._blocks()], -1)[:n]  # [n, V]
+        finished = self.facts.finish_logits(logits)
+        chosen = _pick(finished, self.temperature, draws).cpu().numpy()
+        return (chosen, logits.argmax(-1), finished.float().logsumexp(-1)) if self.recorder else (chosen, None, None)
+
+    def _blocks(self) -> range:
+        return range(0, self._head_weight.shape[0], HEAD_BLOCK)
+
+    def _logits(self, states: torch.Tensor, start: int) -> torch.Tensor:
+        """Raw logits of one block of the vocabulary: [m, H] -> [m, HEAD_BLOCK]."""
+        bias = None if self._head_bias is None else self._head_bias[start : start + HEAD_BLOCK]
+        return torch.nn.functional.linear(states, self._head_weight[start : start + HEAD_BLOCK], bias)
+
+    def _greedy(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Argmax over the vocabulary, the lowest id on a tie, and when recording the logsumexp: [m, H] -> [m], [m].
+
+        Scale and soft-cap are monotone and change no choice. The logsumexp is that of the finished logits, summed up
+        block by block with the largest logit so far taken out.
+        """
+        best: torch.Tensor | None = None
+        where: torch.Tensor | None = None
+        total: torch.Tensor | None = None  # sum of exp(logit - largest so far)
+        largest: torch.Tensor | None = None
+        for start in self._blocks():
+            logits = self._logits(states, start)
+            value, index = logits.max(-1)
+            index += start
+            if best is None or where is None:
+                best, where = value, index
+            else:
+                where = torch.where(value > best, index, where)
+                best = torch.maximum(best, value)
+            if self.recorder:
+                before, largest = largest, self.facts.finish_logits(best).float()
+                part = self.facts.finish_logits(logits).float().sub_(largest[:, None]).exp_().sum(-1)
+                total = part if total is None or before is None else total * (before - largest).exp_() + part
+        assert where is not None
+        return where, None if total is None or largest is None else largest + total.log()
+
+    def _record(self, groups: list[_Group], owner: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> list[Generated]:
+        """Append the chosen tokens to their rows and free the slots whose answer ended."""
+        ended = []
+        stops = np.isin(chosen, self.eos)
+        for number, group in enumerate(groups):
+            mine = np.flatnonzero(owner == number)
+            if not len(mine):
+                continue
+            at, new = rows[mine], chosen[mine]
+            group.tokens[at, group.fed[at]] = new
+            looping = group.loops.push(at, new) & self.stop_loops
+            lengths = group.fed[at] + 1 - group.prompt[at]
+            for row, stop, loop, length in zip(at, stops[mine], looping, lengths, strict=True):
+                if not (stop or loop or length >= self.max_new_tokens):
+                    continue
+                request = group.requests[row]
+                assert request is not None
+                answer = group.tokens[row, group.prompt[row] : group.fed[row] + 1].tolist()
+                kept = group.tape.take(row, int(group.fed[row]) + 1) if group.tape and not (loop and not stop) else None
+                ended.append(Generated(request.key, answer, "stop" if stop else "loop" if loop else "length", kept))
+                group.requests[row] = None
+                group.fed[row] = 0
+        return ended
+
+
+class PlainGenerator:
+    """Answers one request after the other with the model's own cache: slow, and right for every causal LM.
+
+    For families whose layers keep something else than keys and values (state-space layers), or whose attention cannot
+    be given by name. Used like a Generator.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        max_new_tokens: int = 192,
+        temperature: float = 0.0,
+        eos_ids: Sequence[int] | None = None,
+        stop_loops: bool = True,
+    ):
+        self.target = target
+        self.facts = target.facts
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.eos = set(self.facts.eos_ids if eos_ids is None else eos_ids)
+        self.stop_loops = stop_loops
+        self.waiting: deque[Request] = deque()
+        self.active = 0
+        self.generated_tokens = 0
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with torch.inference_mode():
+            yield
+
+    def step(self) -> list[Generated]:
+        """Answer the next request."""
+        if not self.waiting:
+            return []
+        from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+
+        request = self.waiting.popleft()
+        loops = RunningPeriods(1)
+        start, looped = len(request.ids), False
+        temperature, row = self.temperature, np.zeros(1, dtype=np.int64)
+
+        class Choose(LogitsProcessor):  # our own draw, as a distribution with one token in it
+            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+                token = _pick(scores, temperature, [_uniform(request.seed, input_ids.shape[1] - start)])
+                return torch.full_like(scores, -torch.inf).index_fill_(1, token, 0.0)
+
+        class Loop(StoppingCriteria):
+            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+                nonlocal looped
+                looped = bool(loops.push(row, input_ids[0, -1:].cpu().numpy())[0])
+                return torch.tensor([looped], device=input_ids.device)
+
+        model = self.target.model
+        ids = torch.tensor([list(request.ids)], device=next(model.parameters()).device)
+        stops = sorted(self.eos)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=GenerationConfig(
+                max_new_tokens=self.max_new_tokens,
+                do_sample=False,
+                repetition_penalty=1.0,
+                eos_token_id=stops or None,
+                pad_token_id=stops[0] if stops else 0,
+            ),
+            logits_processor=[Choose()],
+            stopping_criteria=[Loop()] if self.stop_loops else [],
+        )
+        new = out[0, start:].tolist()
+        self.generated_tokens += len(new)
+        return [Generated(request.key, new, "stop" if new[-1] in self.eos else "loop" if looped else "length")]
+
+
+def make_generator(
+    target: Any, *, slots: int = 96, prefix: Sequence[int] = (), recorder: Recorder | None = None, **how: Any
+) -> Generator | PlainGenerator:
+    """A Generator where the target gives over slots the states it gives by itself, else a PlainGenerator."""
+    before = target.model.config._attn_implementation
+    try:
+        generator = Generator(target, slots=slots, prefix=prefix, recorder=recorder, **how)
+        if generator.agrees():
+            return generator
+    except (NotImplementedError, TypeError, AttributeError, ValueError, KeyError, IndexError, RuntimeError):
+        if target.model.config._attn_implementation != before:
+            target.model.set_attn_implementation(before)
+    return PlainGenerator(target, **how)
+
+
+def _pick(logits: torch.Tensor, temperature: float, draws: Sequence[float]) -> torch.Tensor:
+    """Tokens int64 [n] from logits [n, V]: the argmax, or the inverse of the cumulative distribution at `draws`."""
+    if temperature == 0.0:
+        return logits.argmax(-1)
+    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
+    points = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1)[:, 0]
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from an answer's seed and a position in it (splitmix64's finaliser, Steele et al. 2014)."""
+    mask = (1 << 64) - 1
+    z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
+
+
+_tuned = False
+
+
+def tune_malloc() -> None:
+    """Let glibc keep freed blocks up to 1 GiB instead of returning them: a fresh block costs a page fault per 4 KiB."""
+    global _tuned
+    if _tuned or not sys.platform.startswith("linux"):
+        return
+    _tuned = True
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD in malloc.h
+        mallopt(mmap_threshold, 32 << 20)  # glibc's maximum (HEAP_MAX_SIZE / 2)
+        mallopt(trim_threshold, 1 << 30)
