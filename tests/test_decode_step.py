@@ -15,11 +15,14 @@ import pytest
 import torch
 
 from eyas.conventions import Conventions
+from eyas.decode.acceptance import Acceptance
 from eyas.decode.answers import Answer, decode
+from eyas.decode.replay import accepted_per_row, walk_rounds
 from eyas.decode.rules import Proposal, Rule
 from eyas.decode.step import Batch, ChainDrafter, Slots, refuse_uncroppable
 from eyas.draft.model import Draft
 from eyas.draft.shape import DraftShape
+from eyas.draft.unroll import Packing
 from eyas.errors import BadInput, EyasError
 from eyas.target.model import Target
 from eyas.vocab import VocabMap
@@ -247,27 +250,24 @@ def test_partial_accepts_in_one_batch(target: Target, truths: list[list[int]]):
         assert answer.ends[-1] == 1 + sum(answer.accepted) + len(answer.accepted) >= 30
 
 
-def test_the_cut_off_round_is_left_out():
+def test_cut_off_rounds_are_left_out():
     answer = Answer([9])
     assert not answer._append([1, 2, 3], limit=6, eos_ids=())
     assert answer._append([4, 5, 6, 7], limit=6, eos_ids=())
     answer.accepted = [2, 3]
     assert answer.tokens == [9, 1, 2, 3, 4, 5]
     assert answer.finish == "length"
-    assert answer.acceptance(4).histogram == (0, 0, 1, 0, 0)
+    assert answer.acceptance(4).histogram == (0, 0, 1, 0, 0), "of the second round's four drafts two reach too far"
     assert answer.whole_acceptance(4).histogram == (0, 0, 1, 1, 0)
-    assert answer.acceptance(4, upto=3).rounds == 0, "a round that reaches into a loop does not count"
+    assert answer.acceptance(4, upto=5).rounds == 1
+    assert answer.acceptance(4, upto=4).rounds == 0, "a round that reaches into a loop does not count"
 
     stopped = Answer([9])
     assert stopped._append([1, 2, 3], limit=64, eos_ids=(2,))
     stopped.accepted = [2]
     assert (stopped.tokens, stopped.finish) == ([9, 1, 2], "stop")
-    assert stopped.acceptance(4).rounds == 0
-
-    exact = Answer([9])
-    assert exact._append([1, 2], limit=64, eos_ids=(2,))
-    exact.accepted = [1]
-    assert exact.acceptance(4).histogram == (0, 1, 0, 0, 0), "nothing was cut off"
+    assert stopped.acceptance(2).histogram == (0, 0, 1), "only the bonus token was cut off"
+    assert stopped.acceptance(3).rounds == 0
 
 
 def test_answers_end_where_the_target_ends_them(target: Target, truths: list[list[int]]):
@@ -286,3 +286,31 @@ def test_answers_end_where_the_target_ends_them(target: Target, truths: list[lis
 def test_drafts_without_a_draft_are_refused(target: Target):
     with pytest.raises(BadInput, match="need a draft"):
         decode(target, PROMPTS, k=4)
+
+
+def test_rounds_are_those_that_replay_predicts(target: Target, truths: list[list[int]]):
+    """Decoding with two caches, and replay over recorded states of the finished text, count the same rounds.
+
+    Replay unrolls all rows at once with other code. The head is fitted to these texts, so that some drafts are right.
+    """
+    draft, _ = make_draft(target, size=300)
+    vocab, k = VocabMap.identity(300), 3
+    texts = [torch.tensor(p + t) for p, t in zip(PROMPTS, truths, strict=True)]
+    taps = [target.states(x[None], taps=draft.conventions.taps)[0][0] for x in texts]
+    outputs = [
+        draft.step(draft.embed(x[None, 1:]), draft.fuse(t[None, :-1]), torch.arange(len(x) - 1), draft.new_cache())[
+            0, :-1
+        ]
+        for x, t in zip(texts, taps, strict=True)
+    ]
+    wanted = torch.nn.functional.one_hot(torch.cat([x[2:] for x in texts]), 300).float()
+    draft.lm_head.weight.copy_(torch.linalg.lstsq(draft.norm(torch.cat(outputs)), wanted).solution.T)
+
+    done = decode(target, PROMPTS, ChainDrafter(draft, vocab), k=k, max_new_tokens=40)
+    for prompt, x, t, answer in zip(PROMPTS, texts, taps, done.answers, strict=True):
+        assert prompt + answer.tokens == x.tolist()
+        run = (len(x) - 1 - torch.arange(len(x))) * (torch.arange(len(x)) >= len(prompt) - 1)
+        accepted = accepted_per_row(draft, x, t, run, Packing(torch.tensor([0, len(x)])), vocab.ids, k)
+        assert tuple(walk_rounds(accepted, run, k).tolist()) == answer.acceptance(k).histogram
+    whole = Acceptance.merged([answer.acceptance(k) for answer in done.answers], k)
+    assert min(whole.histogram) > 0, "every number of accepted drafts occurred"

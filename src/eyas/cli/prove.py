@@ -20,8 +20,8 @@ HELP = f"""Decode with DRAFT and its target: is it lossless, how long is the acc
 
 Every prompt is answered twice by the same code, plainly and speculatively, in float32. The answers must be the same
 token for token; where they first differ, both logits are shown (a near-tie of two logits is no fault). The accept
-length τ = 1 + accepted / rounds leaves out prefill's token, the round that --max-new-tokens or the end of the answer
-cuts off, and answers from where they repeat themselves endlessly. To compare with an engine, use --ignore-eos in both.
+length τ = 1 + accepted / rounds leaves out prefill's token, rounds whose drafts reach past the end of the answer, and
+answers from where they repeat themselves endlessly. To compare with an engine, use --ignore-eos in both.
 
 DRAFT is any draft directory that Eyas reads. Prompts come from --prompts (JSONL or Parquet, one set a file) and --sets
 ({SETS}; these alone where neither is given).

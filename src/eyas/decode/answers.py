@@ -36,12 +36,14 @@ class Answer:
     """stop: the target ended it; length: max_new_tokens did."""
 
     def acceptance(self, k: int, upto: int | None = None) -> Acceptance:
-        """Rounds whose tokens all lie within the first `upto` (default: all) of the answer.
+        """Rounds whose k drafts all fall within the first `upto` (default: all) tokens of the answer.
 
-        So the last round is left out where it was cut off, by max_new_tokens or behind an end-of-answer token.
+        So the last, cut-off rounds are left out, and whether a round counts does not depend on how much of it was
+        accepted. `decode.replay` counts by the same rule.
         """
         limit = len(self.tokens) if upto is None else min(upto, len(self.tokens))
-        return Acceptance.of([a for a, end in zip(self.accepted, self.ends, strict=True) if end <= limit], k)
+        starts = [1, *self.ends]
+        return Acceptance.of([a for a, start in zip(self.accepted, starts, strict=False) if start + k <= limit], k)
 
     def whole_acceptance(self, k: int) -> Acceptance:
         """All rounds in full, as vLLM and SGLang count them: what was accepted and then cut off counts as accepted."""

@@ -8,8 +8,8 @@ one, and those give the speed; the rest go side by side, which changes no counts
 
 What counts (all of it is in the result, under `definition`):
 - tau = 1 + accepted / rounds, prefill's token excluded; per set over all its rounds, then the mean over sets;
-- rounds count whose tokens all made it into the answer: the last one does not where it was cut off by `max_new_tokens`
-  or behind an end-of-answer token, nor does any that reaches into endless repetition, since loops are easy to draft;
+- rounds count whose k drafts all fall within the answer, so not near its end, where `max_new_tokens` or the
+  end-of-answer token cuts, and not in endless repetition, which is easy to draft;
 - answers end at the target's end-of-answer token unless `ignore_eos`, which is the way to compare with an engine run
   so; `all_rounds` gives the numbers as engines count them: every round in full, loops and cut-off tokens included.
 
@@ -41,9 +41,9 @@ NEAR_TIE = 1e-3
 SHOWN = 20
 """Differences described at most; each costs a forward."""
 DEFINITION = (
-    "tau = 1 + accepted / rounds, prefill's token excluded, cut-off last rounds and loops left out; interval: 95 %, "
-    "bootstrap over prompts; unconditional: share of rounds whose first j drafts were all accepted; conditional: of "
-    "those whose first j-1 were"
+    "tau = 1 + accepted / rounds, prefill's token excluded, rounds whose drafts reach past the answer's end or into a "
+    "loop left out; interval: 95 %, bootstrap over prompts; unconditional: share of rounds whose first j drafts were "
+    "all accepted; conditional: of those whose first j-1 were"
 )
 
 Asked = str | Prompt | Sequence[int] | Sequence[Mapping[str, Any]]
