@@ -227,12 +227,20 @@ class Draft(nn.Module):
         out = self.lm_head(self.norm(h) if self.conventions.norm_before_head else h)
         return out * self.conventions.logit_scale if self.conventions.logit_scale != 1 else out
 
-    def step(self, embeds: torch.Tensor, state: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def step(
+        self,
+        embeds: torch.Tensor,
+        state: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run S rows through the layers: embeds, state [B, S, H], positions int [S] or [B, S] -> output h [B, S, H].
 
         Rows attend to everything in `cache` and causally to each other, and are appended to it. So at step 0 pass the
         new rows (the states from `fuse`); at steps >= 1 pass one row (the state from `feedback`) and `truncate`
-        the cache to the step-0 rows after the round.
+        the cache to the step-0 rows after the round. mask: bool [B, length + S], False where a sequence of a batch
+        must not look (its rejected rows); None where there is no such slot.
         """
         cos, sin = self.angles(positions)
         x = state
@@ -251,6 +259,8 @@ class Draft(nn.Module):
             seen = torch.arange(keys.shape[2], device=q.device) <= rows[:, None]  # [S, length]
             if self.conventions.sliding_window is not None:
                 seen &= torch.arange(keys.shape[2], device=q.device) > rows[:, None] - self.conventions.sliding_window
+            if mask is not None:
+                seen = seen & mask[:, None, None, :]  # [B, 1, S, length]
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=attn.num_heads != attn.num_kv_heads
             )
