@@ -5,8 +5,8 @@
 
 Writes, in the order of the prompts, conversations.jsonl (what is kept) and set_aside.jsonl (id, reason, detail,
 answer): an answer that repeats itself endlessly, an empty one, a prompt too long for the target, an error. Nothing is
-dropped silently. While it works, finished answers go to a journal, so that a killed run continues; an answer depends neither on
-what was generated beside it nor on when, so both end in the same bytes.
+dropped silently. While it works, finished answers go to a journal, so that a killed run continues; an answer depends
+neither on what was generated beside it nor on when, so both end in the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyas.artifacts import (
     MANIFEST,
@@ -32,11 +33,16 @@ from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.prompts import BadRow, Prompt, Prompts
 
+if TYPE_CHECKING:
+    from eyas.features.recorded import RecordingWriter
+    from eyas.target.record import Recording
+
 STAGE = "regenerate"
 SCHEMA = "eyas-regenerate/1"
 CONVERSATIONS = "conversations.jsonl"
 SET_ASIDE = "set_aside.jsonl"
 JOURNAL = "answers.partial.jsonl"
+STATES = "states"
 Progress = Callable[[Mapping[str, int]], None]
 
 
@@ -88,12 +94,16 @@ def regenerate(
     device: str = "cpu",
     dtype: str = "float32",
     trust_remote_code: bool = False,
+    record_states: bool = False,
+    taps: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answer `prompts` into `out_dir`; returns the counts, which are in its manifest, too.
 
     server: ServerOptions of an OpenAI-compatible server that answers instead of the model in `target_dir`, which may
     then be None. max_supervised_tokens: stop with the prompt, in their order, that brings so many tokens together.
+    record_states: keep what each kept answer left in the local target at `taps` (default: the target's) in
+    `out_dir/states`, so that extract(recorded=...) need not compute it; that folder is no part of the result.
     progress: called after each outcome with counts so far. A finished `out_dir` with the same inputs is left alone.
     Raises BadInput where `out_dir` holds answers of other settings, and what target and server raise.
     """
@@ -126,8 +136,9 @@ def regenerate(
         elif server is None:
             assert target_dir is not None
             generated = _answer_locally(
-                work, target_dir, max_new_tokens, temperature, slots, device, dtype, trust_remote_code
-            )
+                work, target_dir, max_new_tokens, temperature, slots, device, dtype, trust_remote_code,
+                (out_dir / STATES, identity["target"], taps) if record_states else None,
+            )  # fmt: skip
         else:
             from eyas.target.server import Server
 
@@ -172,6 +183,7 @@ class _Work:
         self.guess = max(1, max_new_tokens // 2)
         self.progress = progress
         self.generated = 0
+        self.states: RecordingWriter | None = None
         self.set_aside: Counter[str] = Counter()
         self._cursor = 0
         self._in_flight = 0
@@ -188,11 +200,21 @@ class _Work:
         prompt = self.prompts[index]
         return Dialogue(index, prompt, None if self.seed is None else answer_seed(self.seed, prompt.id))
 
-    def done(self, dialogue: Dialogue, outcome: Outcome) -> bool:
-        """Note an outcome. True: no more are needed."""
+    def done(self, dialogue: Dialogue, outcome: Outcome, recording: Recording | None = None) -> bool:
+        """Note an outcome, and the states of its conversation. True: no more are needed.
+
+        An answer whose states are kept is in the journal only once they are on the disk: after a kill it has both or is
+        generated again, so that the states do not depend on kills.
+        """
         self._in_flight -= 1
         self.generated += outcome.tokens
-        self.journal.append({"id": dialogue.prompt.id, "asked": dialogue.prompt.digest(), "outcome": _plain(outcome)})
+        entry = {"id": dialogue.prompt.id, "asked": dialogue.prompt.digest(), "outcome": _plain(outcome)}
+        said = outcome.conversation or {}
+        if self.states is not None and recording is not None and said.get("response_token_ids"):
+            ids = [*said["prompt_token_ids"], *said["response_token_ids"]]
+            self.states.add(ids, recording, partial(self.journal.append, entry))
+        else:
+            self.journal.append(entry)
         self.ledger.put(dialogue.index, outcome)
         if outcome.reason:
             self.set_aside[outcome.reason] += 1
@@ -211,22 +233,38 @@ def _answer_locally(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    record: tuple[Path, str, Sequence[int] | None] | None = None,
 ) -> int:
-    """Answer with the model itself, many prompts at a time. Returns the number of generated tokens."""
+    """Answer with the model itself, many prompts at a time. Returns the number of generated tokens.
+
+    record: where the states go, the target's fingerprint, and the taps.
+    """
+    import contextlib
+
     import torch
 
     from eyas.chat import Unusable, render
     from eyas.target.generate import Generated, Request, make_generator
     from eyas.target.model import Target
+    from eyas.target.record import Recorder
 
     target = Target.load(target_dir, device=device, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     tokenizer = target.tokenizer
+    recorder = None
+    if record is not None:
+        from eyas.features.recorded import RecordingWriter, StatesMeta
+
+        folder, fingerprint, taps = record
+        recorder = Recorder(target, taps)
+        meta = StatesMeta(fingerprint, recorder.taps, target.facts.hidden_size, dtype)
+        work.states = RecordingWriter(folder, meta)
     generator = make_generator(
         target,
         slots=slots,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         prefix=shared_prefix(tokenizer),
+        recorder=recorder,
     )
     asked: dict[int, tuple[Dialogue, list[int]]] = {}
 
@@ -253,10 +291,10 @@ def _answer_locally(
         outcome = dialogue.take(reply)
         if outcome is None:
             outcome = ask(dialogue)
-        return outcome is not None and work.done(dialogue, outcome)
+        return outcome is not None and work.done(dialogue, outcome, answer.recording)
 
     lookahead = 2 * slots
-    with generator.running():
+    with generator.running(), work.states or contextlib.nullcontext():
         while True:
             while len(generator.waiting) < lookahead and (dialogue := work.start()) is not None:
                 refused = ask(dialogue)

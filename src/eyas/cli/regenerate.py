@@ -42,6 +42,10 @@ Examples:
 @click.option("--device", default="cpu", show_default=True, help="Where the target runs: cpu, cuda, cuda:1, auto.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
+@click.option(
+    "--record-states", is_flag=True, help="Keep the target's states in OUT/states, for `eyas extract --recorded`."
+)
+@click.option("--taps", metavar="A,B,C", help="Residual streams to keep with --record-states [default: 2, n//2, n-3].")
 @click.option("--base-url", help="An OpenAI-compatible server that answers instead, such as http://localhost:8000/v1.")
 @click.option("--model", help="The model's name on that server [default: the only one it lists].")
 @click.option(
@@ -66,6 +70,8 @@ def command(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    record_states: bool,
+    taps: str | None,
     base_url: str | None,
     model: str | None,
     api_key_env: str,
@@ -89,6 +95,10 @@ def command(
         loaded = Prompts(training_prompts(seed, limit))
     else:
         loaded = load_prompts(prompts, skip_bad=skip_bad, limit=limit)
+    try:
+        chosen = None if taps is None else [int(part) for part in taps.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--taps {taps!r}: expected numbers separated by commas, like 2,15,27") from None
     server = None
     folder = None
     if base_url:
@@ -117,6 +127,8 @@ def command(
             device=device,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
+            record_states=record_states,
+            taps=chosen,
             progress=show,
         )
     if as_json:

@@ -119,6 +119,8 @@ class ShardEntry:
     lengths: tuple[int, ...]
     """Tokens of each document."""
     supervised: int
+    recorded: int | None = None
+    """Documents whose states were recorded while they were generated; None where no target of ours computed any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -70,6 +70,8 @@ class ShardBuffer:
         self.tensors["top1"].fill_(NOT_READ)
         self.tensors["logsumexp"].zero_()
         self._missing = set(range(len(lengths)))
+        self.recorded: int | None = None
+        """Documents whose states were recorded while they were generated; see ShardEntry."""
 
     def put(self, d: int, **rows: torch.Tensor) -> None:
         """Store document d: every tensor of layout.ROW_DTYPES, [L, ...], converted to the dtype on disk."""
@@ -122,8 +124,15 @@ class ShardWriter:
         atomic_save_safetensors(tensors, path, self.meta.to_metadata(doc_ids, plan))
         supervised = int(tensors["mask"].sum(dtype=torch.int64))
         size = path.stat().st_size
-        self._entries[path.name] = ShardEntry(path.name, size, sha256_file(path), plan, buffer.lengths, supervised)
+        self._entries[path.name] = ShardEntry(
+            path.name, size, sha256_file(path), plan, buffer.lengths, supervised, buffer.recorded
+        )
         self._write_index()
+
+    def recorded(self, num_shards: int) -> int | None:
+        """Documents of the first shards whose states were recorded; None where one of them does not say."""
+        counts = [self._entries[shard_name(i)].recorded for i in range(num_shards)]
+        return None if None in counts else sum(n for n in counts if n is not None)
 
     def finish(
         self,
