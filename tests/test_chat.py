@@ -284,6 +284,35 @@ def test_markers_that_stop_early_or_late_still_end_with_the_end_of_turn(tokenize
         ]
 
 
+def test_a_role_may_end_a_tool_call(tokenizer_for):
+    template = (
+        "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>\n' + (m.content or '') }}"
+        "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.arguments | tojson + '</tool_call>' }}"
+        "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    tokenizer = tokenizer_for(template, "<pad>")
+    calls = [{"function": {"name": "f", "arguments": {"city": "Ghent", "n": 2}}}]
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "so", "tool_calls": calls},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "sun"},
+    ]
+    found = runs(tokenizer, encode_conversation(tokenizer, messages))
+    assert found == ['so\n<tool_call>{"city": "Ghent", "n": 2}</tool_call><|observation|>', "sun"]
+
+
+def test_a_generation_prompt_that_no_turn_begins_with(tokenizer_for):
+    """Spaced differently from the turns: the header is what all answers share, the space before a word is its own."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ 'USER: ' + m.content + '\n' }}"
+        "{% else %}{{ 'ASSISTANT: ' + m.content + '</s>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '  ASSISTANT:' }}{% endif %}"
+    )
+    tokenizer = tokenizer_for(template, "</s>")
+    assert runs(tokenizer, encode_conversation(tokenizer, TWO_TURNS)) == [" I am fine.</s>", " Well then.</s>"]
+
+
 def test_an_assistant_may_speak_first_or_twice(tokenizer_for):
     tokenizer = tokenizer_for(CHATML)
     messages = [

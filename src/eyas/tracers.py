@@ -244,17 +244,18 @@ class Tracing:
 
     def _start(self, j: int, before: int, first: _Mark) -> int:
         """Where turn j begins: after the generation prompt that follows the message before it."""
-        tail = self._prompt_tail(j, self.traced[max(0, before - _WIDTH) : before])
+        mark = self.traced[max(0, before - _WIDTH) : before]
+        tail = self._prompt_tail(j, mark)
         if tail is not None and self.traced.startswith(tail, before):
             return before + len(tail)
-        if tail:
-            # A generation prompt that opens more than the turn shows (`<think>`): keep what they have in common,
-            # whatever the answer begins with.
-            pieces = [self._tail(upto=j, extra=[{"role": "assistant", "content": c}]) for c in _ANSWERS]
-            if None not in pieces:
-                common = _common_prefix([tail, *[p[1] for p in pieces if p]])
-                if common and self.traced.startswith(common, before):
-                    return before + len(common)
+        # The turn does not begin with the generation prompt (which opens a thought, or is spaced differently): then the
+        # header is what two answers that begin differently have in common. Spaces at its end go with the answer, since
+        # tokenizers put them into the first word.
+        pieces = [self._tail(upto=j, extra=[{"role": "assistant", "content": c}]) for c in _ANSWERS] if j else []
+        if pieces and all(p is not None and p[0] == mark for p in pieces):
+            header = _common_prefix([p[1] for p in pieces if p]).rstrip(" ")
+            if header and self.traced.startswith(header, before):
+                return before + len(header)
         head = first.leaf.outside()[0]
         if first.side == "b" and self.traced.endswith(head, 0, first.start):
             return first.start - len(head)  # the scaffold alone: the turn begins with its visible text
@@ -298,7 +299,14 @@ class Tracing:
         found = Ends.first(self.traced, (*ends.eos, *learned), last, after)
         if found:
             return found[1]
-        if self.messages[j].get("tool_calls") and after == len(self.traced):
+        if self.messages[j].get("tool_calls"):  # what closes the call lies after its last text
+            found = Ends.first(self.traced, ends.special, last, after)
+            if found and self.traced[slice(*found)] not in self._generation_prompt(j):
+                return found[1]
+            if after < len(self.traced):
+                raise Unusable(
+                    "turn_not_found", f"no end-of-turn token follows the tool call of message {j}; {_REMEDY}"
+                )
             return len(self.traced.rstrip())
         return last
 
