@@ -73,6 +73,10 @@ class RegenerateConfig(Section):
     """Requests that a server gets side by side."""
     max_supervised_tokens: int | None = Field(default=None, ge=1)
     """Stop with the prompt that brings so many answer tokens together."""
+    record_states: bool = True
+    """Keep the local target's states while it answers, so that extract need not compute them (equal up to rounding)."""
+    keep_states: bool = False
+    """Leave them on the disk once the features are made, for another extraction with the same taps."""
 
 
 class ExtractConfig(Section):

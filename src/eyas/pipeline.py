@@ -11,6 +11,7 @@ What is skipped, resumed or done afresh is decided in stages.py.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
-from eyas.regenerate import CONVERSATIONS
+from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
 from eyas.stages import StageRunner, locked
 
@@ -67,10 +68,12 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
         for name, part in (("extract", TRAIN), ("heldout", HELD_OUT)):
             runner.stage(
                 name,
-                partial(extract, config, target, run_dir / "split" / part),
+                partial(extract, config, target, run_dir / "split" / part, run_dir / "regenerate" / STATES),
                 inputs={**identity, "conversations": runner.digest("split", part)},
                 config=[config.extract, machine],
             )
+        if not config.regenerate.keep_states:
+            shutil.rmtree(run_dir / "regenerate" / STATES, ignore_errors=True)
         features = {"features": runner.digest("extract"), "held_out": runner.digest("heldout")}
         runner.stage("vocab", partial(vocab, config, target, run_dir), inputs=features | identity, config=config.vocab)
         runner.stage(
@@ -109,7 +112,7 @@ def _conversations(
         "regenerate",
         partial(regenerate, config, target, runner.folder / "prompts" / TRAIN),
         inputs={**identity, "prompts": runner.digest("prompts", TRAIN)},
-        config=[config.regenerate, machine, config.seed],
+        config=[config.regenerate.model_dump(exclude={"record_states", "keep_states"}), machine, config.seed],
     )
     return runner.folder / "regenerate" / CONVERSATIONS, runner.digest("regenerate", CONVERSATIONS)
 
@@ -150,13 +153,15 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
             device=config.target.device,
             dtype=config.target.dtype,
             trust_remote_code=config.target.trust_remote_code,
+            record_states=section.record_states,
+            taps=config.extract.taps,
             progress=show,
         )
     return {name: counts[name] for name in ("prompts", "kept", "supervised_tokens", "set_aside", "finish")}
 
 
-def extract(config: RunConfig, target: Path, conversations: Path, out: Path) -> dict[str, Any]:
-    """Features of the target on conversations."""
+def extract(config: RunConfig, target: Path, conversations: Path, recorded: Path, out: Path) -> dict[str, Any]:
+    """Features of the target on conversations; states that were recorded while it answered are not computed again."""
     from eyas.features.extract import extract as stage
 
     section = config.extract
@@ -168,6 +173,7 @@ def extract(config: RunConfig, target: Path, conversations: Path, out: Path) -> 
         max_length=section.max_length,
         batch_tokens=section.batch_tokens,
         skip_bad=section.skip_bad,
+        recorded=recorded,
         device=config.target.device,
         dtype=config.target.dtype,
         trust_remote_code=config.target.trust_remote_code,

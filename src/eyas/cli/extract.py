@@ -23,6 +23,7 @@ on where it stopped; finished and unchanged features are kept.
 Examples:
   eyas extract conversations.jsonl --show 2
   eyas extract conversations.jsonl --target Qwen/Qwen3-1.7B --taps 2,14,25 --out features
+  eyas extract answers/conversations.jsonl --recorded answers/states --out features
   eyas extract --from-specforge cache/hidden_states --target smollm2 --out features
   eyas extract --from-speculators data --target smollm2 --taps 2,15,27 --out features
 
@@ -70,6 +71,12 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
     help="Print the loss mask of the first N (3) conversations and stop; the target is not run.",
 )
 @click.option(
+    "--recorded",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="States that `eyas regenerate --record-states` kept; only what is missing there is computed.",
+)
+@click.option(
     "--from-speculators",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -91,12 +98,14 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
 def command(
     conversations: Path | None, target: str | None, out: Path | None, taps: str | None, max_length: int | None,
     batch_tokens: int, shard_mib: float, limit: int | None, skip_bad: bool, replace: bool, device: str, dtype: str,
-    template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, from_speculators: Path | None,
-    from_specforge: Path | None, masks: Path | None, as_json: bool,
+    template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, recorded: Path | None,
+    from_speculators: Path | None, from_specforge: Path | None, masks: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
     if len(sources) != 1:
         raise click.UsageError("name one source: CONVERSATIONS, --from-speculators DIR or --from-specforge DIR")
+    if recorded is not None and conversations is None:
+        raise click.UsageError("--recorded goes with CONVERSATIONS; foreign feature files bring their own states")
     if out is None and show is None:
         raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
     if conversations is not None and not conversations.is_file():
@@ -120,7 +129,8 @@ def command(
 
         counts = extract(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device, dtype=dtype,
-            trust_remote_code=trust_remote_code, template_kwargs=parse_template_kwargs(template_args), **shared,
+            trust_remote_code=trust_remote_code, template_kwargs=parse_template_kwargs(template_args),
+            recorded=recorded, **shared,
         )  # fmt: skip
     else:
         from eyas.features.foreign import import_foreign

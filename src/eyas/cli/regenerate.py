@@ -102,6 +102,8 @@ def command(
     server = None
     folder = None
     if base_url:
+        if record_states:
+            raise click.UsageError("--record-states keeps the states of a local target; a server shows none.")
         server = ServerOptions(base_url, model, api_key_env, concurrency, timeout)
     else:
         from eyas.target.source import resolve_target
