@@ -286,7 +286,7 @@ def test_markers_that_stop_early_or_late_still_end_with_the_end_of_turn(tokenize
 
 def test_a_role_may_end_a_tool_call(tokenizer_for):
     template = (
-        "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>\n' + (m.content or '') }}"
+        "{% for m in messages %}{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>\n' }}{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.arguments | tojson + '</tool_call>' }}"
         "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     )
