@@ -28,26 +28,30 @@ Examples:
 
 
 @click.command("train", help=HELP, short_help="Train a draft on features.")
-@click.argument("features", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="Folder, .gguf file, hub id or 'smollm2': embedding, head, final norm.")
+@click.argument("features", required=False, type=click.Path(path_type=Path))
+@click.option("--target", help="Folder, .gguf file, hub id or 'smollm2': embedding, head, final norm.")
 @click.option(
     "--vocab", "vocab", type=click.Path(path_type=Path), help="Vocabulary map (folder or file) of `eyas vocab`."
 )
 @click.option("--held-out", type=click.Path(path_type=Path), help="Features kept out of training, to predict on.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--config", type=click.Path(path_type=Path), help="YAML with the settings, or with a `train:` section.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting; repeatable.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting (see --show-settings); repeatable."
+)
 @click.option("--init-from", type=click.Path(path_type=Path), help="A draft to go on from; its map is kept.")
 @click.option("--seed", default=0, show_default=True, help="Of initial weights and data order.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
 @click.option("--show-settings", is_flag=True, help="Print all settings with their values and meaning, and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: counts and predicted accept length.")
+@click.pass_context
 def command(
-    features: Path,
-    target: str,
+    ctx: click.Context,
+    features: Path | None,
+    target: str | None,
     vocab: Path | None,
     held_out: Path | None,
-    out: Path,
+    out: Path | None,
     config: Path | None,
     settings: tuple[str, ...],
     init_from: Path | None,
@@ -58,9 +62,13 @@ def command(
 ) -> None:
     chosen = read_settings(config, settings, init_from)
     if show_settings:
-        for name, info in type(chosen).model_fields.items():
-            click.echo(f"{name:20} {getattr(chosen, name)!s:12} {' '.join((info.description or '').split())}")
+        show(chosen, as_json)
         return
+    for name, value in {"features": features, "target": target, "out": out}.items():
+        if value is None:
+            param = next(p for p in command.params if p.name == name)
+            raise click.MissingParameter(ctx=ctx, param=param)
+    assert features is not None and out is not None
     from eyas.features.reader import FeatureSet
     from eyas.target.source import resolve_target
     from eyas.train.loop import train
@@ -72,13 +80,28 @@ def command(
         held_out=FeatureSet.open(held_out) if held_out else None, settings=chosen, seed=seed, device=device,
     )  # fmt: skip
     if as_json:
-        click.echo(json.dumps(counts))
+        click.echo(json.dumps({**counts, "draft": str(out / "draft")}))
         return
     click.echo(f"{counts['steps']} steps over {counts['tokens_seen']:,} tokens; the draft is in {out / 'draft'}")
     if predicted := counts.get("predicted"):
         rates = " ".join(f"{rate:.3f}" for rate in predicted["per_position"])
         click.echo(f"predicted accept length {predicted['accept_length']:.3f} at K = {predicted['draft_tokens']} "
                    f"(per position {rates}; {predicted['definition']})")  # fmt: skip
+
+
+def show(chosen: Any, as_json: bool) -> None:
+    """All settings with their values; for people with their meaning, wrapped to the terminal."""
+    if as_json:
+        click.echo(json.dumps(chosen.model_dump(mode="json")))
+        return
+    formatter = click.HelpFormatter(max_width=110)
+    rows = []
+    for name, info in type(chosen).model_fields.items():
+        value = getattr(chosen, name)
+        text = " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+        rows.append((f"{name} = {text}", " ".join((info.description or "").split())))
+    formatter.write_dl(rows, col_max=34)
+    click.echo(formatter.getvalue().rstrip())
 
 
 def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: Path | None) -> Any:
@@ -95,7 +118,10 @@ def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: 
             read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
         except (OSError, yaml.YAMLError) as error:
             raise BadInput(f"{config} cannot be read as YAML: {error}") from error
-        values = read.get("train", read) if isinstance(read, dict) else {}
+        section = (read.get("train", read) or {}) if isinstance(read, dict) else None
+        if not isinstance(section, dict):
+            raise BadInput(f"{config}: expected settings like 'lr: 0.004', or a section 'train:' with them")
+        values = dict(section)
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
@@ -106,5 +132,8 @@ def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: 
     try:
         return TrainSettings.model_validate(values)
     except pydantic.ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
-        raise BadInput(f"{config or 'training settings'}: " + "; ".join(lines)) from error
+        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" if e["loc"] else e["msg"]
+                 for e in error.errors()]  # fmt: skip
+        raise BadInput(
+            f"{config or 'training settings'}: {'; '.join(lines)}. `eyas train --show-settings` lists all settings"
+        ) from error

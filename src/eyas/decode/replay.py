@@ -13,6 +13,8 @@ import torch
 from ..draft.model import Draft
 from ..draft.unroll import Packing, Unroll
 
+CHUNK = 512  # rows that are projected onto the draft vocabulary at once: bounds memory
+
 
 @torch.inference_mode()
 def accepted_per_row(
@@ -37,7 +39,8 @@ def accepted_per_row(
     following = torch.cat([ids[1:], ids[-1:]])
     h = unroll.start(unroll.embed(following), aux.to(draft.fc.weight.dtype))
     for k in range(steps):
-        drafted = target_ids[draft.logits(h).argmax(-1)]  # [R] target ids
+        choice = [draft.logits(part).argmax(-1) for part in h.split(CHUNK)]
+        drafted = target_ids[torch.cat(choice)]  # [R] target ids
         right = (run[rows] >= k + 2) & (drafted == ids[(rows + 2 + k).clamp(max=len(ids) - 1)])
         kept = right.nonzero().squeeze(1)  # a broken chain cannot accept any more: drop its row
         if not len(kept):
@@ -56,6 +59,7 @@ def walk_rounds(accepted: torch.Tensor, run: torch.Tensor, steps: int) -> torch.
     A turn's first round starts at the row before its first token. Rounds that the end of the turn cuts off (fewer than
     `steps` tokens left to compare) are left out, as when two tools are compared (design.md, section 3).
     """
+    accepted, run = accepted.cpu(), run.cpu()  # a loop of small steps
     histogram = torch.zeros(steps + 1, dtype=torch.int64)
     before = torch.cat([run.new_zeros(1), run[:-1]])
     # Within a turn `run` falls by one a row; a turn starts where it does not follow from the row before.
@@ -63,10 +67,6 @@ def walk_rounds(accepted: torch.Tensor, run: torch.Tensor, steps: int) -> torch.
     while len(at):
         at = at[run[at] >= steps + 1]
         n = accepted[at]
-        histogram += torch.bincount(n.cpu(), minlength=steps + 1)
-        following = at + n + 1
-        inside = following < len(run)
-        # Still the same turn: every row passed lowered the run by one.
-        following, left = following[inside], (run[at] - n - 1)[inside]
-        at = following[run[following] == left]
+        histogram += torch.bincount(n, minlength=steps + 1)
+        at = at + n + 1  # in the same turn: n <= steps, and at least steps + 1 of its tokens follow
     return histogram

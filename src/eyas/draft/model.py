@@ -8,7 +8,7 @@ Shapes: B batch, S rows, H hidden, T taps, h heads, kv key heads, d head_dim, D 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -192,6 +192,11 @@ class Draft(nn.Module):
         own = self.conventions.embedding == "own"
         return {k: v for k, v in self.state_dict().items() if own or not k.startswith("embed_tokens.")}
 
+    def load_owned(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Set what `owned_state_dict` holds. Raises RuntimeError, naming them, for missing and unknown tensors."""
+        borrowed = self.state_dict().keys() - self.owned_state_dict().keys()
+        self.load_state_dict({**tensors, **{name: self.get_parameter(name) for name in borrowed}})
+
     def new_cache(self) -> KVCache:
         """An empty cache for this draft."""
         return KVCache(self.shape.num_layers)
@@ -222,10 +227,14 @@ class Draft(nn.Module):
         """The state that the next step reads: h, or norm(h) under `norm_output`."""
         return self.norm(h) if self.conventions.norm_output else h
 
+    def head_input(self, h: torch.Tensor) -> torch.Tensor:
+        """What the head reads of a layer output [..., H]: normed, and scaled so that its product is the logits."""
+        x = self.norm(h) if self.conventions.norm_before_head else h
+        return x * self.conventions.logit_scale if self.conventions.logit_scale != 1 else x
+
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Layer output [..., H] -> logits over the draft vocabulary [..., D]."""
-        out = self.lm_head(self.norm(h) if self.conventions.norm_before_head else h)
-        return out * self.conventions.logit_scale if self.conventions.logit_scale != 1 else out
+        return self.lm_head(self.head_input(h))
 
     def step(
         self,

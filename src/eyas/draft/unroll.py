@@ -153,7 +153,8 @@ class Unroll:
         attn = layer.self_attn
         kv, group = attn.num_kv_heads, attn.num_heads // attn.num_kv_heads
         keys, values = self._first[index]  # [B, kv, d, longest], [B, kv, longest, d]
-        own_k, own_v = self._own[index]
+        window = self.draft.conventions.sliding_window
+        own_k, own_v = (own[-window:] if window else own for own in self._own[index])
         q = (q * attn.head_dim**-0.5).unflatten(1, (kv, group))  # [R, kv, group, d]
         most = asked.grid.shape[1]
         laid = asked.lay(q).permute(0, 2, 3, 1, 4)  # [B, kv, group, most, d]
@@ -161,7 +162,6 @@ class Unroll:
         scores = scores.unflatten(2, (group, most))
         places = torch.arange(keys.shape[-1], device=q.device)
         hidden = places > asked.limit[:, None, None, :, None]  # [B, 1, 1, most, longest]
-        window = self.draft.conventions.sliding_window
         if window is not None:
             hidden = hidden | (places <= asked.limit[:, None, None, :, None] + self.k - window)
         scores = scores.masked_fill(hidden, float("-inf"))

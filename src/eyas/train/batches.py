@@ -77,9 +77,12 @@ def make_batch(features: FeatureSet, docs: Sequence[int], device: torch.device |
     """Pack documents into one Batch on `device`; states stay in the dtype in which they are stored."""
     parts = [features.document(doc) for doc in docs]
     offsets = torch.tensor([0, *(len(part["ids"]) for part in parts)]).cumsum(0)
+    on_cuda = torch.device(device).type == "cuda"
 
     def pack(name: str) -> torch.Tensor:
-        return torch.cat([part[name] for part in parts]).to(device, non_blocking=True)
+        packed = torch.cat([part[name] for part in parts])  # [N, ...], a copy: the parts are maps of files
+        # Only a copy from pinned memory runs beside the computation.
+        return packed.pin_memory().to(device, non_blocking=True) if on_cuda else packed.to(device)
 
     return Batch(
         ids=pack("ids").long(),

@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, sha256_file
-from ..errors import EyasError
+from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, remove_leftovers, sha256_file
+from ..errors import EyasError, Mismatch
 
 SCHEMA = "eyas-training/1"
 FOLDER = "checkpoints"
@@ -34,6 +35,8 @@ class Checkpoint:
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     state: dict[str, Any]
+    damaged: list[str] = field(default_factory=list)
+    """Newer checkpoints that could not be read, each with the reason."""
 
     @property
     def step(self) -> int:
@@ -44,24 +47,26 @@ class Checkpoint:
 def save(
     folder: Path,
     step: int,
-    weights: dict[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     optimizers: Sequence[torch.optim.Optimizer],
-    state: dict[str, Any],
+    state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Write `folder/step-NNNNNN` and remove all but the newest `keep`. State must be JSON."""
+    """Write `folder/step-NNNNNN`, then remove all but the newest `keep`. State must be JSON.
+
+    Raises EyasError naming the file where the disk is full; earlier checkpoints are then still there.
+    """
     out = folder / f"step-{step:06d}"
-    if out.exists():  # left by a run that was killed between this rename and its next line
-        shutil.rmtree(out)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_dir(out) as temporary:
         atomic_save_safetensors(weights, temporary / WEIGHTS)
         atomic_save_safetensors(flatten(optimizers), temporary / OPTIMIZER)
         digests = {name: sha256_file(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
-        rng = torch.get_rng_state().tolist()
-        record = {"schema": SCHEMA, "step": step, "rng": rng, "files": digests, **state}
+        record = {"schema": SCHEMA, "step": step, "files": digests, "rng": _rng(), **state}
         atomic_write_json(temporary / STATE, record)
-    for old in steps(folder)[:-keep]:
+    # Whatever is newer than this step was damaged, or the run would have gone on from there.
+    sound = [other for other in steps(folder) if other <= step]
+    for old in set(steps(folder)) - set(sound[-keep:]):
         shutil.rmtree(folder / f"step-{old:06d}", ignore_errors=True)
     return out
 
@@ -72,27 +77,79 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(m[1]) for m in found if m)
 
 
-def latest(folder: Path, key: str) -> Checkpoint | None:
-    """The newest whole checkpoint of the run `key`, None where there is none.
+def latest(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
+    """The newest whole checkpoint, None where there is none. Clears what killed writers left.
 
-    Raises EyasError when the checkpoints belong to another run (settings or inputs changed).
+    identity: what decides the run's result, as JSON; it is kept in the state as `identity`. Raises Mismatch naming what
+    differs when the checkpoint is of another run, EyasError when there are checkpoints and none can be read.
     """
+    if folder.is_dir():
+        remove_leftovers(folder)
+    damaged: list[str] = []
     for step in reversed(steps(folder)):
         place = folder / f"step-{step:06d}"
         try:
-            state = json.loads((place / STATE).read_text())
-            if any(sha256_file(place / name) != digest for name, digest in state["files"].items()):
-                raise ValueError("a file's digest differs")
+            state = json.loads((place / STATE).read_text(encoding="utf-8"))
+            if state["schema"] != SCHEMA:
+                raise ValueError(f"schema {state['schema']!r}, expected {SCHEMA!r}")
+            for name, digest in state["files"].items():
+                if sha256_file(place / name) != digest:
+                    raise ValueError(f"{name} is not what was written: its SHA-256 differs")
             weights, optimizer = load_file(place / WEIGHTS), load_file(place / OPTIMIZER)
-        except (OSError, ValueError, KeyError, EyasError):
-            continue  # damaged by something other than us: the one before costs only time
-        if state.get("schema") != SCHEMA or state.get("key") != key:
-            raise EyasError(
-                f"{place} belongs to a run with other settings, features or map. Choose another --out, or remove "
-                f"{folder} to start again."
-            )
-        return Checkpoint(weights, optimizer, state)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, EyasError) as error:
+            damaged.append(f"{place.name} ({error})")
+            continue
+        _check_identity(folder, state.get("identity", {}), identity)
+        return Checkpoint(weights, optimizer, state, damaged)
+    if damaged:
+        raise EyasError(
+            f"{folder}: no checkpoint can be read: {'; '.join(damaged)}. Remove the folder to train from the start."
+        )
     return None
+
+
+def _check_identity(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise Mismatch naming every value that differs between the run on disk and the one asked for."""
+    old, new = _flat(there), _flat(here)
+    differs = [f"{name} was {old.get(name)}, now {new.get(name)}" for name in sorted(old.keys() | new.keys())
+               if old.get(name) != new.get(name)]  # fmt: skip
+    if differs:
+        raise Mismatch(
+            f"{folder} holds a run made with other settings or inputs: {'; '.join(differs)}. Choose another --out "
+            f"(with --init-from to go on from this run's draft), or remove {folder} to start again."
+        )
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """One level: `{"settings": {"lr": 1}}` -> `{"settings.lr": "1"}`; digests shortened."""
+    out = {}
+    for name, value in values.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        for key, leaf in inner:
+            out[f"{name}.{key}" if key else name] = leaf[:64] if isinstance(leaf, str) else json.dumps(leaf)
+    return out
+
+
+# ---------------------------------------------------------------- optimizer and RNG
+
+
+def _rng() -> dict[str, Any]:
+    """Generator states as hex: of the CPU and, where CUDA is in use, of each of its devices."""
+    out: dict[str, Any] = {"cpu": bytes(torch.get_rng_state().tolist()).hex()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        out["cuda"] = [bytes(state.tolist()).hex() for state in torch.cuda.get_rng_state_all()]
+    return out
+
+
+def restore_rng(states: Mapping[str, Any]) -> None:
+    """The inverse of what `save` keeps. A machine with another number of CUDA devices keeps its own CUDA states."""
+    torch.set_rng_state(_bytes(states["cpu"]))
+    if torch.cuda.is_available() and len(states.get("cuda", ())) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_bytes(state) for state in states["cuda"]])
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
 def flatten(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
@@ -105,7 +162,7 @@ def flatten(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tens
     return out
 
 
-def restore(optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, torch.Tensor]) -> None:
+def restore(optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `flatten`, into optimizers made with the same parameters in the same order."""
     for i, optimizer in enumerate(optimizers):
         whole = optimizer.state_dict()

@@ -1,6 +1,6 @@
 """Training a draft: features and a vocabulary map in, a canonical draft directory out.
 
-    eyas train runs/demo/features --vocab runs/demo/vocab --target smollm2 --held-out runs/demo/heldout --out runs/demo/train
+    eyas train runs/demo/extract --vocab runs/demo/vocab --target smollm2 --held-out runs/demo/heldout --out RUN
 
 The same command goes on where a killed one stopped, and ends in the same weights.
     Exercise it:  pytest tests/test_train_loop.py
@@ -8,36 +8,29 @@ The same command goes on where a killed one stopped, and ends in the same weight
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from ..artifacts import atomic_write, canonical_json, sha256_json, write_manifest
-from ..decode.acceptance import Acceptance
-from ..decode.replay import accepted_per_row, walk_rounds
-from ..draft.checkpoint import load_draft, save_draft
-from ..draft.model import Draft
-from ..errors import BadInput, EyasError, Mismatch
+from ..artifacts import is_current, read_manifest, sha256_json, write_manifest
+from ..draft.checkpoint import save_draft
+from ..errors import EyasError
 from ..features.reader import FeatureSet
 from ..machine import reuse_large_allocations
-from ..target.facts import read_facts
-from ..target.weights import Ends, load_ends
+from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
-from .batches import make_batch, plan_epoch, plan_steps, steps_in
+from .batches import make_batch, plan_steps, steps_in
+from .evaluate import predict_accept_length
+from .inputs import DRAFT, STAGE, Inputs, check_device, check_out, non_finite, prepare
 from .muon import Muon
 from .objective import Batch, StepSums, ttt_loss
+from .record import METRICS, Recorder
 from .settings import TrainSettings
-from .start import initialise, new_draft
-
-STAGE = "train"
-METRICS = "metrics.jsonl"
 
 
 def train(
@@ -56,141 +49,127 @@ def train(
 
     Writes `draft/` (canonical directory, float32), `metrics.jsonl`, `tensorboard/`, `checkpoints/` and, last,
     `manifest.json`. Needs only embedding, head and final norm of the target. With `settings.init_from` the vocabulary
-    map is that draft's and `vocab_map` must be None or equal. Raises Mismatch for features or maps of another target.
+    map is that draft's and `vocab_map` must be None or equal. A finished, unchanged run is left as it is.
+    Raises Mismatch for features, a map or checkpoints that do not belong together, BadInput for what cannot be trained,
+    EyasError for a gradient that is not finite and for a full disk.
     """
-    settings, out, target_dir = settings or TrainSettings(), Path(out_dir), Path(target_dir)
+    settings, out = settings or TrainSettings(), Path(out_dir)
+    where = check_device(device)
+    check_out(out)
+    with locked(out):
+        return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress)
+
+
+def _train(
+    features: FeatureSet, out: Path, target_dir: Path, vocab_map: VocabMap | None, held_out: FeatureSet | None,
+    settings: TrainSettings, seed: int, device: torch.device, progress: bool,
+) -> dict[str, Any]:  # fmt: skip
     started = time.monotonic()
+    given = prepare(features, target_dir, vocab_map, held_out, settings, seed)
+    measured = sha256_json(held_out.manifest["files"]) if held_out is not None else ""
+    inputs = {**given.digests, "held_out": measured}
+    config = {**given.identity["settings"], "seed": seed}
+    if is_current(out, STAGE, inputs, config):
+        return read_manifest(out)["counts"]
+    held = checkpoints.latest(out / checkpoints.FOLDER, given.identity)
+    if held is None:
+        given.initialise()
     reuse_large_allocations()
-    features.check(target=target_dir)
-    facts = read_facts(target_dir)
-    ends = load_ends(target_dir, facts)
-    draft, vocab_map = _make_draft(features, target_dir, ends, vocab_map, settings, seed)
-    if held_out is not None:
-        held_out.check(target=target_dir, taps=draft.conventions.taps)
-    features.check(taps=draft.conventions.taps)
-    draft.to(device)
-    inputs = {
-        "features": features.manifest["config_digest"] + sha256_json(features.manifest["files"]),
-        "vocab_map": vocab_map.digest(),
-        "target": features.meta.target,
-        "init_from": _digest_of(draft) if settings.init_from else "",
-    }
-    # What only decides how often to save does not make it another run.
-    decisive = settings.model_dump(exclude={"save_every", "keep"})
-    key = sha256_json({"inputs": inputs, "settings": decisive, "seed": seed})
-    run = _Run(draft, vocab_map, ends, features, held_out, settings, seed, device)
-    held = checkpoints.latest(out / checkpoints.FOLDER, key)
+    run = Run(given, settings, seed, device)
     if held is not None:
         run.resume(held)
-    _cut_metrics(out / METRICS, run.step)
-    counts = run.go(out, key, progress)
+    counts = run.go(out, progress, held.damaged if held else [])
+    meta = features.meta
     save_draft(
-        draft.cpu(), vocab_map, out / "draft", facts=facts,
-        fingerprints={"target": features.meta.target, "tokenizer": features.meta.tokenizer,
-                      "template": features.meta.template},
+        given.draft.cpu(), given.vocab_map, out / DRAFT, facts=given.facts,
+        fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template},
         predicted=counts.get("predicted"),
         provenance={"inputs": inputs, "settings": settings.model_dump(), "seed": seed, "steps": run.step,
                     "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},
     )  # fmt: skip
-    files = [METRICS] + [f"draft/{p.name}" for p in sorted((out / "draft").iterdir()) if p.is_file()]
+    files = [METRICS] + [f"{DRAFT}/{p.name}" for p in sorted((out / DRAFT).iterdir()) if p.is_file()]
     write_manifest(
-        out, STAGE, inputs=inputs, config=settings.model_dump(), conventions=draft.conventions.to_dict(), counts=counts,
+        out, STAGE, inputs=inputs, config=config, conventions=given.draft.conventions.to_dict(), counts=counts,
         duration_s=time.monotonic() - started, files=files, seed=seed,
     )  # fmt: skip
     return counts
 
 
-def _make_draft(
-    features: FeatureSet, target_dir: Path, ends: Ends, vocab_map: VocabMap | None, settings: TrainSettings, seed: int
-) -> tuple[Draft, VocabMap]:
-    if settings.init_from:
-        draft, own_map, _ = load_draft(settings.init_from, target_dir, dtype=torch.float32)
-        if vocab_map is not None and vocab_map.digest() != own_map.digest():
-            raise Mismatch(
-                f"{settings.init_from} was trained with another vocabulary map than the one given: rows of its head "
-                f"would come to mean other tokens. Leave --vocab out; a fine-tune keeps its draft's map."
-            )
-        return draft, own_map
-    if vocab_map is None:
-        raise BadInput("training a new draft needs a vocabulary map: give --vocab (see `eyas vocab`), or --init-from")
-    if vocab_map.target_size != ends.facts.vocab_size:
-        raise Mismatch(
-            f"the vocabulary map is for {vocab_map.target_size} target ids, {target_dir} has {ends.facts.vocab_size}; "
-            f"cut a map from features of this target"
-        )
-    draft = new_draft(settings, ends.facts, features, vocab_map)
-    draft.set_embedding(ends.embedding)
-    initialise(draft, settings, ends, features, vocab_map, seed)
-    return draft, vocab_map
-
-
-class _Run:
+class Run:
     """The state of a run in memory: what a checkpoint holds, and what can be made again from the inputs."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        vocab_map: VocabMap,
-        ends: Ends,
-        features: FeatureSet,
-        held_out: FeatureSet | None,
-        settings: TrainSettings,
-        seed: int,
-        device: str,
-    ) -> None:
-        self.draft, self.features, self.held_out = draft, features, held_out
-        self.settings, self.seed, self.device = settings, seed, device
+    def __init__(self, given: Inputs, settings: TrainSettings, seed: int, device: torch.device) -> None:
+        self.given, self.settings, self.seed, self.device = given, settings, seed, device
+        self.draft = given.draft.to(device)
         self.compute = torch.float32 if settings.dtype == "float32" else torch.bfloat16
-        self.lengths = features.doc_lengths.numpy()
-        self.target_ids = vocab_map.ids.to(device)
-        self.draft_of = vocab_map.to_draft(torch.arange(vocab_map.target_size)).to(device)
-        self.head_rows = ends.head[vocab_map.ids].to(device=device, dtype=self.compute)
-        facts = ends.facts
-        plain = facts.logit_scale == 1 and facts.logit_softcap is None
-        self.logits_of = None if plain else facts.finish_logits
-        draft.lm_head.weight.requires_grad_(settings.train_head)
-        self.optimizers = _optimizers(draft, settings)
+        self.lengths = given.features.doc_lengths.numpy()
+        ids, size = given.vocab_map.ids, given.vocab_map.target_size
+        self.draft_of = given.vocab_map.to_draft(torch.arange(size)).to(device)
+        self.head_rows = given.ends.head[ids].to(device=device, dtype=self.compute)
+        self.logits_of = self._logits_of(ids)
+        self.draft.lm_head.weight.requires_grad_(settings.train_head)
+        self.optimizers = self._optimizers()
         self.peak = [[group["lr"] for group in opt.param_groups] for opt in self.optimizers]
         s = settings
         self.total = s.steps or steps_in(self.lengths, s.batch_tokens, s.micro_tokens, seed, s.epochs)
         self.step = self.tokens = self.rows = 0
         torch.manual_seed(seed)
 
+    def _logits_of(self, ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """From the plain product with the head's rows to the target's logits (bias, scale, soft-cap); None if equal."""
+        facts, bias = self.given.facts, self.given.ends.head_bias
+        if bias is None and facts.logit_scale == 1 and facts.logit_softcap is None:
+            return None
+        rows = 0.0 if bias is None else bias[ids].float().to(self.device)
+        return lambda z: facts.finish_logits(z + rows)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        s = self.settings
+        named = dict(self.draft.named_parameters())
+        trained = {n: p for n, p in named.items() if p.requires_grad and not n.startswith("embed_tokens.")}
+        matrices = [p for n, p in trained.items() if p.ndim == 2 and n != "lm_head.weight"]
+        rest = [p for n, p in trained.items() if p.ndim != 2 or n == "lm_head.weight"]
+        adam: dict[str, Any] = {"betas": s.betas, "weight_decay": s.weight_decay}
+        adam["fused"] = self.device.type in ("cpu", "cuda")
+        if s.optimizer == "muon":
+            return [Muon(matrices, lr=s.lr, weight_decay=s.weight_decay), torch.optim.AdamW(rest, lr=s.head_lr, **adam)]
+        groups = [{"params": matrices, "lr": s.lr}, {"params": rest, "lr": s.head_lr}]
+        return [torch.optim.AdamW(groups, **adam)]
+
     def resume(self, held: checkpoints.Checkpoint) -> None:
         """Go on from a checkpoint."""
-        self.draft.load_state_dict(held.weights)
+        self.draft.load_owned(held.weights)
         checkpoints.restore(self.optimizers, held.optimizer)
-        torch.set_rng_state(torch.tensor(held.state["rng"], dtype=torch.uint8))
+        checkpoints.restore_rng(held.state["rng"])
         self.step, self.tokens, self.rows = held.step, held.state["tokens"], held.state["rows"]
 
-    def go(self, out: Path, key: str, progress: bool) -> dict[str, Any]:
-        """All remaining steps."""
+    def go(self, out: Path, progress: bool, damaged: list[str]) -> dict[str, Any]:
+        """All remaining steps; returns the counts."""
         s = self.settings
         plan = plan_steps(self.lengths, s.batch_tokens, s.micro_tokens, self.seed)
         for _ in range(self.step):  # the plan costs nothing: it touches lengths only
             next(plan)
-        predicted = self.evaluate() if self.step >= self.total else None
-        out.mkdir(parents=True, exist_ok=True)
-        board = _tensorboard(out / "tensorboard", self.step)
-        bar = tqdm(total=self.total, initial=self.step, desc="train", unit="step", disable=None if progress else True)
-        with bar, (out / METRICS).open("a", encoding="utf-8") as log:
+        predicted = self._evaluate() if self.step >= self.total else None
+        with Recorder(out, self.step, self.total, progress) as recorder:
+            if self.step:
+                recorder.say(f"going on from step {self.step}")
+            for text in damaged:
+                recorder.say(f"checkpoint left aside: {text}")
             while self.step < self.total:
-                began = time.monotonic()
+                began, tokens = time.monotonic(), self.tokens
                 sums, norm = self.optimize(next(plan))
                 record = self._record(sums, norm, time.monotonic() - began)
                 done = self.step >= self.total
-                if self.held_out is not None and (self.step % s.eval_every == 0 or done):
-                    predicted = self.evaluate()
-                    record["predicted"] = predicted
-                log.write(canonical_json(record) + "\n")
-                _report(board, bar, record, predicted)
+                if self.given.held_out is not None and (self.step % s.eval_every == 0 or done):
+                    recorder.evaluating()
+                    predicted = self._evaluate()
+                    record |= {"predicted": predicted} if predicted else {}
+                recorder.step(record, self.tokens - tokens)
                 if self.step % s.save_every == 0 or done:
-                    log.flush()
-                    state = {"key": key, "tokens": self.tokens, "rows": self.rows}
-                    weights = {k: v.cpu() for k, v in self.draft.owned_state_dict().items()}
+                    recorder.flush()
+                    state = {"identity": self.given.identity, "tokens": self.tokens, "rows": self.rows}
+                    weights = {name: tensor.cpu() for name, tensor in self.draft.owned_state_dict().items()}
                     checkpoints.save(out / checkpoints.FOLDER, self.step, weights, self.optimizers, state, s.keep)
-        if board is not None:
-            board.close()
         counts = {"steps": self.step, "tokens_seen": self.tokens, "supervised_rows_seen": self.rows}
         return counts | ({"predicted": predicted} if predicted else {})
 
@@ -201,40 +180,46 @@ class _Run:
         for optimizer, peaks in zip(self.optimizers, self.peak, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * share
-        batches = [make_batch(self.features, docs, self.device) for docs in step]
+        batches = [make_batch(self.given.features, docs, self.device) for docs in step]
         denominators = torch.stack([b.weights(s.ttt_steps).cpu() for b in batches]).sum(0).clamp(min=1)
-        sums: StepSums | None = None
+        sums = StepSums.zeros(s.ttt_steps)
         for batch in batches:
-            if not len(batch.rows(0)):
+            if int(batch.weights(1)) == 0:  # documents without a supervised row
                 continue
             loss, part = self._loss(batch, denominators)
             loss.backward()
-            sums = part if sums is None else sums + part
+            sums += part
             self.rows += int(part.rows[0])
         self.tokens += sum(len(b.ids) for b in batches)
         self.step += 1
-        if sums is None:  # a step of documents without a supervised row changes nothing
-            zero = torch.zeros(s.ttt_steps, dtype=torch.float64)
-            return StepSums(zero, zero, zero, zero), 0.0
         trained = [p for p in self.draft.parameters() if p.grad is not None]
+        if not trained:  # nothing was supervised in this step, and nothing changes
+            return sums, 0.0
         norm = float(torch.nn.utils.clip_grad_norm_(trained, s.clip))
         if not math.isfinite(norm):
-            raise EyasError(
-                f"the gradient is not finite at step {self.step}: lower train.lr (now {s.lr:g}); the last checkpoint is "
-                f"from before this step"
-            )
+            raise EyasError(self._not_finite([doc for docs in step for doc in docs]))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return sums, norm
 
     def _loss(self, batch: Batch, denominators: torch.Tensor) -> tuple[torch.Tensor, StepSums]:
-        with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=self.compute is torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute is torch.bfloat16):
             return ttt_loss(
                 self.draft, batch, self.head_rows, self.draft_of, steps=self.settings.ttt_steps,
                 decay=self.settings.decay, denominators=denominators, logits_of=self.logits_of,
                 chunk=self.settings.head_chunk, compute=self.compute,
             )  # fmt: skip
+
+    def _not_finite(self, docs: list[int]) -> str:
+        told = non_finite(self.given.features, docs)
+        if told:
+            return f"the gradient is not finite at step {self.step}: {told}. Extract again without it."
+        s = self.settings
+        return (
+            f"the gradient is not finite at step {self.step}. Lower train.lr (now {s.lr:g}) and train.head_lr (now "
+            f"{s.head_lr:g}) and train into another --out; the checkpoints here are from before this step."
+        )
 
     def _learning_rate_share(self) -> float:
         """Linear warm-up, then a cosine to `final_lr`."""
@@ -257,91 +242,14 @@ class _Run:
             "seconds": round(seconds, 3),
         }
 
-    def evaluate(self) -> dict[str, Any] | None:
-        """Predicted accept length on the held-out features, by chain drafting (decode/replay.py)."""
-        if self.held_out is None:
+    def _evaluate(self) -> dict[str, Any] | None:
+        given, s = self.given, self.settings
+        if given.held_out is None:
             return None
-        k = self.settings.eval_draft_tokens
-        histogram = torch.zeros(k + 1, dtype=torch.int64)
-        lengths = self.held_out.doc_lengths.numpy()
-        for docs in plan_epoch(lengths, self.settings.micro_tokens, seed=0, epoch=0):
-            b = make_batch(self.held_out, docs, self.device)
-            accepted = accepted_per_row(self.draft, b.ids, b.aux, b.run, b.packing, self.target_ids, k)
-            histogram += walk_rounds(accepted, b.run, k)
-        if not int(histogram.sum()):
-            return None
-        found = Acceptance(tuple(histogram.tolist()))
-        return {
-            "accept_length": round(found.tau, 4),
-            "per_position": _rounded(torch.tensor(found.unconditional)),
-            "rounds": found.rounds,
-            "draft_tokens": k,
-            "definition": "1 + accepted/rounds; chain drafting on the draft's own tokens over held-out answers",
-        }
-
-
-def _optimizers(draft: Draft, s: TrainSettings) -> list[torch.optim.Optimizer]:
-    named = [(n, p) for n, p in draft.named_parameters() if p.requires_grad and not n.startswith("embed_tokens")]
-    matrices = [p for n, p in named if p.ndim == 2 and n != "lm_head.weight"]
-    rest = [p for n, p in named if p.ndim != 2 or n == "lm_head.weight"]
-    adam: dict[str, Any] = {"betas": s.betas, "weight_decay": s.weight_decay, "fused": True}
-    if s.optimizer == "muon":
-        return [Muon(matrices, lr=s.lr, weight_decay=s.weight_decay), torch.optim.AdamW(rest, lr=s.head_lr, **adam)]
-    groups = [{"params": matrices, "lr": s.lr}, {"params": rest, "lr": s.head_lr}]
-    return [torch.optim.AdamW(groups, **adam)]
-
-
-def _digest_of(draft: Draft) -> str:
-    """Content digest of the weights a fine-tune starts from."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for name, tensor in sorted(draft.owned_state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        return predict_accept_length(
+            self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens
+        )
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
     return [round(float(v), 4) for v in values]
-
-
-def _cut_metrics(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be done again, and a torn last line."""
-    if not path.is_file():
-        return
-    kept: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError):
-            continue
-    atomic_write(path, "".join(line + "\n" for line in kept))
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    """A SummaryWriter, or None where tensorboard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=step + 1)
-
-
-def _report(board: Any, bar: Any, record: dict[str, Any], predicted: dict[str, Any] | None) -> None:
-    step = record["step"]
-    shown = {"loss": record["loss"][0], "acc": record["accuracy"][0]}
-    if predicted:
-        shown["tau"] = predicted["accept_length"]
-    bar.set_postfix(shown, refresh=False)
-    bar.update()
-    if board is None:
-        return
-    scalars: Iterable[tuple[str, float]] = [
-        (f"{name}/{k}", v) for name in ("loss", "accuracy", "chain_accuracy") for k, v in enumerate(record[name])
-    ]
-    for name, value in scalars:
-        board.add_scalar(name, value, step)
-    if record.get("predicted"):
-        board.add_scalar("accept_length/predicted", record["predicted"]["accept_length"], step)

@@ -52,7 +52,10 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                buffer = state["momentum"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalise(p.grad.lerp(buffer, group["momentum"]), group["ns_steps"])
                 p.mul_(1 - group["lr"] * group["weight_decay"])

@@ -71,6 +71,11 @@ class StepSums:
     right: torch.Tensor
     chain: torch.Tensor
 
+    @classmethod
+    def zeros(cls, steps: int) -> StepSums:
+        """Nothing yet."""
+        return cls(*(torch.zeros(steps, dtype=torch.float64) for _ in range(4)))
+
     def __add__(self, other: StepSums) -> StepSums:
         return StepSums(*(getattr(self, n) + getattr(other, n) for n in ("loss", "rows", "right", "chain")))
 
@@ -94,22 +99,29 @@ class HeadLoss(torch.autograd.Function):
         choice = torch.empty(len(normed), dtype=torch.int64, device=normed.device)
         for start in range(0, len(normed), chunk):
             part = slice(start, start + chunk)
-            x, p = normed[part], teacher[pick[part]]
+            x, p = normed[part], teacher.index_select(0, pick[part])  # [C, H], [C, D]; p is a copy and overwritten
             z = (x @ weight.T).float()  # [C, D]
-            torch.argmax(z, -1, out=choice[part])
+            # Each pass over [C, D] costs memory traffic, so there are as few as possible.
+            best = torch.argmax(z, -1, keepdim=True)
+            choice[part] = best.squeeze(1)
+            highest = z.gather(1, best)
             mass = p.sum(-1, keepdim=True)
-            lse = z.logsumexp(-1, keepdim=True)
-            total += (mass * lse).sum().double() - torch.linalg.vecdot(p, z).sum().double()
+            agreed = torch.linalg.vecdot(p, z).sum()
+            e = z.sub_(highest).exp_()
+            partition = e.sum(-1, keepdim=True)
+            total += (mass * (highest + partition.log())).sum().double() - agreed.double()
             if d_normed is not None or d_weight is not None:
-                grad = z.sub_(lse).exp_().mul_(mass).sub_(p).mul_(scale).to(normed.dtype)
+                minus = p.addcmul_(e, mass / partition, value=-1).to(normed.dtype)  # -dl/dz
                 if d_normed is not None:
-                    torch.mm(grad, weight, out=d_normed[part])
-                if d_weight is not None and d_weight.dtype == grad.dtype:
-                    d_weight.addmm_(grad.T, x)
+                    torch.mm(minus, weight, out=d_normed[part])
+                if d_weight is not None and d_weight.dtype == minus.dtype:
+                    d_weight.addmm_(minus.T, x, alpha=-scale)
                 elif d_weight is not None:
-                    d_weight += grad.T @ x
+                    d_weight.sub_(minus.T @ x, alpha=scale)
+        if d_normed is not None:
+            d_normed.mul_(-scale)
         ctx.save_for_backward(d_normed, d_weight)
-        ctx.mark_non_differentiable(choice)
+        ctx.mark_non_differentiable(total, choice)
         return (total * scale).float(), total, choice
 
     @staticmethod
@@ -159,14 +171,14 @@ def ttt_loss(
     following = torch.cat([batch.ids[1:], batch.ids[-1:]])  # x_{i+1}; nobody reads it across a document's end
     embedded = unroll.embed(following)
     # The teacher of (i, k) sits at i+1+k: make each once, at the positions that some row reads.
-    reads = batch.rows(0) + 1
+    reads = rows + 1
     place = torch.zeros(len(batch.ids), dtype=torch.int64, device=rows.device)
     place[reads] = torch.arange(len(reads), device=rows.device)
     teacher = teacher_probabilities(batch.final[reads], batch.logsumexp[reads], head_rows, logits_of)
     wanted = draft_of[batch.top1.clamp(min=0)]  # [N] draft id of the target's choice after each token, -1 outside
     h = unroll.start(embedded, batch.aux.to(dtype))
     loss = torch.zeros((), device=h.device)
-    sums = StepSums(*(torch.zeros(steps, dtype=torch.float64) for _ in range(4)))
+    counted = []  # per step: loss, rows, right, chain; fetched at the end, so that a device never waits in between
     alive = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     for k in range(steps):
         if k:
@@ -177,13 +189,16 @@ def ttt_loss(
             if not len(rows):
                 break
             h = unroll.step(embedded[rows + k], draft.feedback(h))
-        normed = draft.norm(h)
         scale = decay**k / float(denominators[k])
         at = rows + 1 + k
-        part, raw, choice = HeadLoss.apply(normed.to(compute), draft.lm_head.weight, teacher, place[at], scale, chunk)
+        part, raw, choice = HeadLoss.apply(
+            draft.head_input(h).to(compute), draft.lm_head.weight, teacher, place[at], scale, chunk
+        )
         loss = loss + part
         right = choice == wanted[at]
         alive = alive & right
-        sums.loss[k], sums.rows[k] = raw.item(), len(rows)
-        sums.right[k], sums.chain[k] = right.sum().item(), alive.sum().item()
+        counted.append(torch.stack([raw, raw.new_tensor(len(rows)), right.sum().double(), alive.sum().double()]))
+    sums = StepSums.zeros(steps)
+    for k, values in enumerate(torch.stack(counted).cpu() if counted else ()):  # [steps reached, 4]
+        sums.loss[k], sums.rows[k], sums.right[k], sums.chain[k] = values
     return loss, sums
