@@ -262,8 +262,21 @@ def test_two_layers_every_id_and_the_output_norm_train_and_overfit(m, tmp_path):
     the regression has as many unknowns as there are rows.
     """
     everything = VocabMap.identity(m.vocab_map.target_size)
-    run(m, tmp_path / "run", num_layers=2, norm_output=True, vocab_map=everything, steps=25, save_every=25,
-        held_out=None, batch_tokens=10_000, micro_tokens=10_000, lr=3e-2, head_lr=0.01, intermediate_size=64)  # fmt: skip
+    run(
+        m,
+        tmp_path / "run",
+        num_layers=2,
+        norm_output=True,
+        vocab_map=everything,
+        steps=25,
+        save_every=25,
+        held_out=None,
+        batch_tokens=10_000,
+        micro_tokens=10_000,
+        lr=0.03,
+        head_lr=0.01,
+        intermediate_size=64,
+    )
     first, last = records(tmp_path / "run")[0], records(tmp_path / "run")[-1]
     assert all(5.07 < b < a - 0.4 for a, b in zip(first["loss"][1:], last["loss"][1:], strict=True))
     assert all(b > a + 0.2 for a, b in zip(first["accuracy"][1:], last["accuracy"][1:], strict=True))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 
 class Known(StrEnum):
@@ -27,10 +27,10 @@ class Known(StrEnum):
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """The taps `(2, n//2, n-3)` of SafeAILab/EAGLE, vLLM and SGLang's default for `num_layers` blocks.
 
-    Raises ValueError where they would coincide or leave the range (n < 6).
+    Raises ValueError where they would coincide or leave the range (n < 7).
     """
     taps = (2, num_layers // 2, num_layers - 3)
-    if num_layers < 6 or len(set(taps)) != 3:
+    if num_layers < 7:
         raise ValueError(f"a target of {num_layers} layers has no default taps (2, n//2, n-3); name the taps")
     return taps
 
@@ -114,6 +114,10 @@ class Conventions:
         if unknown:
             raise ValueError(f"conventions: `how` names unknown fields {sorted(unknown)}")
         object.__setattr__(self, "how", {k: Known(v) for k, v in self.how.items()})
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                said = "true or false" if choices == (True, False) else f"one of {', '.join(map(repr, choices))}"
+                raise ValueError(f"conventions.{name} = {getattr(self, name)!r}: must be {said}")
         if not self.taps or list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
             raise ValueError(f"conventions.taps = {list(self.taps)}: must be distinct, ascending and >= 0")
         if self.num_target_layers is not None and self.taps[-1] > self.num_target_layers:
@@ -161,4 +165,13 @@ class Conventions:
         unknown = set(values) - names
         if unknown:
             raise ValueError(f"conventions written by a newer Eyas: unknown fields {sorted(unknown)}; update Eyas")
-        return cls(**{k: tuple(v) if k == "taps" else v for k, v in values.items()})
+        given: dict[str, Any] = {k: tuple(v) if k == "taps" else v for k, v in values.items()}
+        return cls(**given)
+
+
+# Fields with a fixed set of values, read off their types: `{name: values}`.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    name: (True, False) if kind is bool else get_args(kind)
+    for name, kind in get_type_hints(Conventions).items()
+    if kind is bool or getattr(kind, "__origin__", None) is Literal
+}

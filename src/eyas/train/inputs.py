@@ -162,7 +162,7 @@ def _given_draft(settings: TrainSettings, target_dir: Path, vocab_map: VocabMap 
     if vocab_map is not None and vocab_map.digest() != own_map.digest():
         raise Mismatch(
             f"{source} was trained with a vocabulary map of {own_map.size} ids ({own_map.digest()[:16]}), given is "
-            f"another of {vocab_map.size} ({vocab_map.digest()[:16]}): its head's rows would come to mean other tokens. "
+            f"another of {vocab_map.size} ({vocab_map.digest()[:16]}): rows of its head would come to mean other ids. "
             f"Leave --vocab out; a fine-tune keeps its draft's map."
         )
     has = {**draft.shape.to_dict(), **draft.conventions.to_dict()}

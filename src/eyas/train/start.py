@@ -99,6 +99,7 @@ def _norm_weight(ends: Ends) -> torch.Tensor:
     return weight + 1 if ends.facts.norm_offset else weight
 
 
+@torch.no_grad()
 def regression(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int) -> torch.Tensor:
     """Ridge regression of the un-scaled final state at i+1 on what `fc` reads at row i; float32 [H, T*Ht].
 
