@@ -87,5 +87,4 @@ class RunningPeriods:
         matches = np.where(recent == tokens[:, None], self.matches[rows] + 1, 0)
         self.matches[rows] = matches
         self.recent[rows] = np.concatenate([tokens[:, None], recent[:, :-1]], axis=1)
-        looping: np.ndarray = (matches >= self._threshold).any(axis=1)
-        return looping
+        return np.asarray((matches >= self._threshold).any(axis=1))
