@@ -390,3 +390,11 @@ def test_a_template_that_mangles_text_is_refused_not_guessed(tokenizer_for):
     with pytest.raises(Unusable, match="generation") as caught:
         encode_conversation(tokenizer_for(template), TWO_TURNS)
     assert caught.value.reason == "turn_not_found"
+
+
+def test_recorded_conversations_of_several_turns_supervise_every_turn():
+    encoded = encode_recorded([5, 6, 7, 8, 9], [1, 2], supervised=[[2, 4], [5, 7]])
+    assert encoded.mask.tolist() == [0, 0, 1, 1, 0, 1, 1]
+    for bad in ([[2, 9]], [[3, 3]], [[-1, 2]]):
+        with pytest.raises(Unusable, match="range"):
+            encode_recorded([5, 6, 7, 8, 9], [1, 2], supervised=bad)

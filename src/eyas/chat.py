@@ -82,11 +82,23 @@ def encode_conversation(
     return checked(ids, mask, max_length)
 
 
-def encode_recorded(prompt_ids: Sequence[int], response_ids: Sequence[int], max_length: int | None = None) -> Encoded:
-    """Ids that a server or a generator recorded, as they are: prompt 0, response 1. Raises Unusable as above."""
+def encode_recorded(
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    max_length: int | None = None,
+    supervised: Sequence[Sequence[int]] | None = None,
+) -> Encoded:
+    """Ids that a server or a generator recorded, as they are: prompt 0, response 1. Raises Unusable as above.
+
+    supervised: half-open ranges [start, end) of prompt + response that are the target's own words, where several turns
+    were recorded; they replace the rule above.
+    """
     ids = torch.tensor([*prompt_ids, *response_ids], dtype=torch.int32)
     mask = torch.zeros(len(ids), dtype=torch.uint8)
-    mask[len(prompt_ids) :] = 1
+    for start, end in [(len(prompt_ids), len(ids))] if supervised is None else supervised:
+        if not 0 <= start < end <= len(ids):
+            raise Unusable("malformed", f"`supervised` has the range [{start}, {end}) over {len(ids)} tokens")
+        mask[start:end] = 1
     return checked(ids, mask, max_length)
 
 

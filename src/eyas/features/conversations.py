@@ -132,7 +132,7 @@ def encode_row(
         for name, ids in (("prompt_token_ids", prompt), ("response_token_ids", response)):
             if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
                 raise Unusable("malformed", f"`{name}` must be a list of ids from 0 to {vocab_size - 1}")
-        return encode_recorded(prompt, response, max_length)
+        return encode_recorded(prompt, response, max_length, _ranges(row.get("supervised")))
     messages = row.get("messages")
     if messages is None and isinstance(row.get("conversations"), list):
         messages = [_from_sharegpt(m) for m in row["conversations"]]
@@ -150,6 +150,17 @@ def encode_row(
             "tokenizer belongs to another model"
         )
     return encoded
+
+
+def _ranges(value: Any) -> list[list[int]] | None:
+    """`supervised` of a recorded conversation of several turns (dialogue.py). Raises Unusable for anything else."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(i) is int for i in pair) for pair in value
+    ):
+        raise Unusable("malformed", "`supervised` must be a list of [start, end] pairs")
+    return value
 
 
 def _from_sharegpt(message: Any) -> Any:
