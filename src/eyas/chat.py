@@ -95,7 +95,8 @@ def encode_recorded(
     """
     ids = torch.tensor([*prompt_ids, *response_ids], dtype=torch.int32)
     mask = torch.zeros(len(ids), dtype=torch.uint8)
-    for start, end in [(len(prompt_ids), len(ids))] if supervised is None else supervised:
+    mask[len(prompt_ids) :] = supervised is None
+    for start, end in supervised or ():
         if not 0 <= start < end <= len(ids):
             raise Unusable("malformed", f"`supervised` has the range [{start}, {end}) over {len(ids)} tokens")
         mask[start:end] = 1
