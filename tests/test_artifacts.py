@@ -168,6 +168,20 @@ def test_safetensors_are_equal_bytes_for_equal_content(tmp_path: Path):
     assert torch.equal(load_file(tmp_path / "1")["b"], tensors["b"])
 
 
+def test_the_order_of_metadata_does_not_change_from_one_write_to_the_next(tmp_path: Path):
+    """The library's hash map is seeded anew for each file."""
+    import torch
+    from safetensors import safe_open
+
+    metadata = {name: "x" * i + '\n"ü\x07\x7f\b\u2028' for i, name in enumerate("abcdefghij")}
+    for name in ("1", "2", "3"):
+        artifacts.atomic_save_safetensors({"w": torch.arange(5.0)}, tmp_path / name, metadata)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes() == (tmp_path / "3").read_bytes()
+    with safe_open(tmp_path / "1", "pt") as file:
+        assert file.get_tensor("w").tolist() == [0, 1, 2, 3, 4]
+        assert file.metadata() == metadata
+
+
 def test_a_stage_is_current_only_with_the_same_inputs_config_schema_and_files(tmp_path: Path):
     (tmp_path / "data").write_text("x")
     started = time.monotonic()

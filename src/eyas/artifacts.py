@@ -181,6 +181,26 @@ def atomic_save_safetensors(
 
     with atomic_path(path) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
+        _sort_metadata(temporary)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in order, in place.
+
+    The library keeps it in a hash map whose order changes from process to process (safetensors/src/tensor.rs,
+    `HashMap<String, String>`), so equal content would have many digests. The header keeps its length.
+    """
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        if len(header.get("__metadata__", ())) < 2:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > size:  # escapes spelled otherwise than the library does: rather unsorted than damaged
+            return
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def remove_leftovers(directory: str | os.PathLike[str]) -> list[str]:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
+from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, write_manifest
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.regenerate import CONVERSATIONS, STATES
@@ -43,6 +43,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
 
     with locked(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
+        remove_leftovers(run_dir)
         runner = StageRunner(run_dir, say, SCHEMAS)
         target = resolve_target(config.target.source)
         identity = {
