@@ -166,7 +166,7 @@ def extract(config: RunConfig, target: Path, conversations: Path, recorded: Path
     from eyas.features.extract import extract as stage
 
     section = config.extract
-    return stage(
+    counts = stage(
         target,
         conversations,
         out,
@@ -179,6 +179,8 @@ def extract(config: RunConfig, target: Path, conversations: Path, recorded: Path
         dtype=config.target.dtype,
         trust_remote_code=config.target.trust_remote_code,
     )
+    told = ("documents", "tokens", "supervised_tokens", "set_aside", "recorded", "computed")
+    return {name: counts[name] for name in told if name in counts}
 
 
 def vocab(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def story(summary: Mapping[str, Any]) -> str:
     trained = f"It was trained for {training['steps']:,} steps on {training['tokens_seen']:,} tokens"
     predicted = training.get("predicted")
     if predicted:
-        trained += f", and on held-out answers the accept length to expect rose to {predicted['accept_length']:.2f}"
+        trained += f"; the accept length that held-out answers predict is {predicted['accept_length']:.2f}"
     lines.append(trained + ".")
     lines.append(_lossless(summary))
     tau = summary["tau_mean"]
