@@ -193,7 +193,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise BadInput(f"{where}: expected sections like 'target:' and 'train:', found a {type(values).__name__}.")
     for override in overrides:
         apply_override(values, override)
-    return validate(values, where)
+    return validate(values, f"{where} with --override" if overrides else where)
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
