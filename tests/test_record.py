@@ -17,6 +17,7 @@ import torch
 from eyas.artifacts import sha256_file
 from eyas.features import extract as extraction
 from eyas.features.extract import extract, teacher
+from eyas.features.layout import teacher_rows
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import FOLDER, Recordings, RecordingWriter, StatesMeta
 from eyas.prompts import Prompt
@@ -108,6 +109,24 @@ def test_a_loop_is_not_recorded(target: Target, monkeypatch):
     got = answers(target, asked(), Recorder(target, TAPS), stop_loops=True)
     assert {a.finish for a in got} >= {"loop", "length"}
     assert all((a.recording is None) == (a.finish == "loop") for a in got)
+
+
+def test_the_choices_of_an_earlier_turn_are_kept(target: Target):
+    """A second turn reads the first one as its prompt; what was chosen there is known from before."""
+    first = answers(target, [[5, 6, 7]], Recorder(target, TAPS))[0]
+    prompt = [5, 6, 7, *first.ids, 8, 9]
+    second = answers(target, [prompt], Recorder(target, TAPS))[0]
+    assert first.recording is not None and second.recording is not None
+    both = second.recording.after(first.recording)
+    whole = torch.tensor([[*prompt, *second.ids]])
+    mask = torch.zeros(whole.shape[1], dtype=torch.uint8)
+    mask[3 : 3 + len(first.ids)] = mask[len(prompt) :] = 1
+    read = teacher_rows(mask)
+    top1, logsumexp = teacher(target.head, target.states(whole, taps=TAPS)[1][0, read], 300)
+    assert both.top1[read].tolist() == top1.tolist()
+    assert both.top1[~read].tolist() == [-1] * int((~read).sum())
+    torch.testing.assert_close(both.logsumexp[read], logsumexp, rtol=1e-5, atol=1e-4)
+    assert torch.equal(both.taps, second.recording.taps)
 
 
 # ------------------------------------------------------------------------------------------------ through the stages

@@ -267,6 +267,7 @@ def _answer_locally(
         recorder=recorder,
     )
     asked: dict[int, tuple[Dialogue, list[int]]] = {}
+    earlier: dict[int, tuple[list[int], Recording]] = {}  # the last turn of dialogues that go on
 
     def ask(dialogue: Dialogue) -> Outcome | None:
         """Queue the next turn of a dialogue, or say why that cannot be."""
@@ -289,9 +290,15 @@ def _answer_locally(
         text_ids = answer.ids[:-1] if answer.finish == "stop" else answer.ids
         reply = Reply(tokenizer.decode(text_ids, skip_special_tokens=True), answer.finish, answer.ids, prompt_ids)
         outcome = dialogue.take(reply)
+        sequence, recording = [*prompt_ids, *answer.ids], answer.recording
+        before, so_far = earlier.pop(dialogue.index, ([], None))
+        if recording is not None and so_far is not None and sequence[: len(before)] == before:
+            recording = recording.after(so_far)
         if outcome is None:
             outcome = ask(dialogue)
-        return outcome is not None and work.done(dialogue, outcome, answer.recording)
+            if outcome is None and recording is not None:
+                earlier[dialogue.index] = (sequence, recording)
+        return outcome is not None and work.done(dialogue, outcome, recording)
 
     lookahead = 2 * slots
     with generator.running(), work.states or contextlib.nullcontext():

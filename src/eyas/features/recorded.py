@@ -70,7 +70,7 @@ def key_of(ids: Sequence[int] | torch.Tensor) -> str:
 def _checksum(parts: dict[str, torch.Tensor]) -> int:
     total = 0
     for name in PARTS:
-        total = zlib.crc32(memoryview(parts[name].contiguous().view(torch.uint8).numpy()), total)
+        total = zlib.crc32(parts[name].contiguous().view(torch.uint8).numpy().data, total)
     return total
 
 

@@ -41,6 +41,15 @@ class Recording:
     def __len__(self) -> int:
         return self.top1.shape[0]
 
+    def after(self, earlier: Recording) -> Recording:
+        """This one, with what was chosen in an `earlier` sequence, with which this one begins: a turn before."""
+        n = len(earlier)
+        top1, lse = self.top1.clone(), self.logsumexp.clone()
+        asked = top1[:n] >= 0
+        top1[:n] = torch.where(asked, top1[:n], earlier.top1)
+        lse[:n] = torch.where(asked, lse[:n], earlier.logsumexp)
+        return Recording(self.taps, self.final, top1, lse)
+
     @property
     def bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in self.__dict__.values())
