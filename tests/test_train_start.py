@@ -77,7 +77,7 @@ def test_regression_equals_least_squares(m, flags, monkeypatch):
                 xs.append(start._fc_input(draft, part["taps"][row].float()[None])[0])
                 ys.append(part["final"][row + 1].float() / scale)
     x, y = torch.stack(xs).double(), torch.stack(ys).double()
-    ridge = start.RIDGE * float((x.T @ x).diagonal().mean())
+    ridge = start.RIDGE * float((x.T @ x).diagonal().mean().detach())
     stacked = torch.cat([x, ridge**0.5 * torch.eye(96, dtype=torch.float64)])
     expected = torch.linalg.lstsq(stacked, torch.cat([y, torch.zeros(96, 32, dtype=torch.float64)])).solution.T
     torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-3, atol=1e-4)

@@ -60,9 +60,9 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_dir(out) as temporary:
         atomic_save_safetensors(weights, temporary / WEIGHTS)
-        atomic_save_safetensors(flatten(optimizers), temporary / OPTIMIZER)
+        atomic_save_safetensors({**flatten(optimizers), **rng_states()}, temporary / OPTIMIZER)
         digests = {name: sha256_file(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
-        record = {"schema": SCHEMA, "step": step, "files": digests, "rng": _rng(), **state}
+        record = {"schema": SCHEMA, "step": step, "files": digests, **state}
         atomic_write_json(temporary / STATE, record)
     # Whatever is newer than this step was damaged, or the run would have gone on from there.
     sound = [other for other in steps(folder) if other <= step]
@@ -133,23 +133,20 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
 # ---------------------------------------------------------------- optimizer and RNG
 
 
-def _rng() -> dict[str, Any]:
-    """Generator states as hex: of the CPU and, where CUDA is in use, of each of its devices."""
-    out: dict[str, Any] = {"cpu": bytes(torch.get_rng_state().tolist()).hex()}
+def rng_states() -> dict[str, torch.Tensor]:
+    """Generator states, uint8: `rng.cpu` and, where CUDA is in use, `rng.cuda.0` and so on."""
+    out = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        out["cuda"] = [bytes(state.tolist()).hex() for state in torch.cuda.get_rng_state_all()]
+        out |= {f"rng.cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
     return out
 
 
-def restore_rng(states: Mapping[str, Any]) -> None:
-    """The inverse of what `save` keeps. A machine with another number of CUDA devices keeps its own CUDA states."""
-    torch.set_rng_state(_bytes(states["cpu"]))
-    if torch.cuda.is_available() and len(states.get("cuda", ())) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_bytes(state) for state in states["cuda"]])
-
-
-def _bytes(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
+    """The inverse of `rng_states`. A machine with another number of CUDA devices keeps its own CUDA states."""
+    torch.set_rng_state(tensors["rng.cpu"])
+    devices = sum(name.startswith("rng.cuda.") for name in tensors)
+    if devices and torch.cuda.is_available() and devices == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([tensors[f"rng.cuda.{i}"] for i in range(devices)])
 
 
 def flatten(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
@@ -168,7 +165,7 @@ def restore(optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, t
         whole = optimizer.state_dict()
         whole["state"] = {}
         for name, tensor in tensors.items():
-            owner, p, key = name.split(".", 2)
-            if int(owner) == i:
+            if name.startswith(f"{i}."):
+                _, p, key = name.split(".", 2)
                 whole["state"].setdefault(int(p), {})[key] = tensor
         optimizer.load_state_dict(whole)

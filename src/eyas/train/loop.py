@@ -105,7 +105,7 @@ class Run:
         self.lengths = given.features.doc_lengths.numpy()
         ids, size = given.vocab_map.ids, given.vocab_map.target_size
         self.draft_of = given.vocab_map.to_draft(torch.arange(size)).to(device)
-        self.head_rows = given.ends.head[ids].to(device=device, dtype=self.compute)
+        self.head_rows = given.ends.head[ids].to(device=device, dtype=torch.float32)
         self.logits_of = self._logits_of(ids)
         self.draft.lm_head.weight.requires_grad_(settings.train_head)
         self.optimizers = self._optimizers()
@@ -140,7 +140,7 @@ class Run:
         """Go on from a checkpoint."""
         self.draft.load_owned(held.weights)
         checkpoints.restore(self.optimizers, held.optimizer)
-        checkpoints.restore_rng(held.state["rng"])
+        checkpoints.restore_rng(held.optimizer)
         self.step, self.tokens, self.rows = held.step, held.state["tokens"], held.state["rows"]
 
     def go(self, out: Path, progress: bool, damaged: list[str]) -> dict[str, Any]:
