@@ -4,7 +4,7 @@ Row i, step k reads the token x_{i+1+k} and the output of row i at step k-1, and
 <= i of its document and to the keys of its own row at steps 1..k (design.md, section 3). Two facts make it cheap:
 a row that nobody asks about matters only through its step-0 key and value in the last layer, and after step 0 rows do
 not see each other at all. So documents lie packed without padding, projections run on exactly the rows that matter, and
-only the attention scores are laid out per document.   Exercise it:  pytest tests/test_draft_unroll.py
+only the attention scores are laid out per document.   Exercise it:  pytest tests/test_draft_model.py
 
 Shapes: N tokens of all documents, R asked rows, B documents, h heads, kv key heads, d head_dim, H hidden.
 """

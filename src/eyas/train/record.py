@@ -6,6 +6,7 @@ A record is one step: loss, accuracy and chain accuracy per unrolled step, gradi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -45,7 +46,8 @@ class Recorder:
         self.bar.close()
         self.log.close()
         if self.board is not None:
-            self.board.close()
+            with contextlib.suppress(OSError):
+                self.board.close()
 
     def say(self, text: str) -> None:
         """A line above the bar; nothing where there is no bar."""
