@@ -27,7 +27,7 @@ class TrainSettings(BaseModel):
 
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for the matrices inside the model and AdamW for the rest, or AdamW for all."""
-    lr: float = Field(default=4e-3, gt=0)
+    lr: float = Field(default=1.2e-2, gt=0)
     """Peak learning rate of the matrices."""
     head_lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of the head and the norms."""
