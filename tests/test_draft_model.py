@@ -20,10 +20,14 @@ FLAGS = [{}, {"norm_before_fc": True}, {"fc_norm": True}, {"norm_before_residual
          {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}]  # fmt: skip
 
 
-# Unknown to the naive reference, but unrolling and decoding must agree. One window is shorter than the unrolled steps.
-RARE = [{"sliding_window": 2}, {"sliding_window": 5, "rope_offset": 1}, {"layer_input": "state_embedding"},
-        {"qk_norm": True, "attention_bias": True, "mlp_bias": True, "fc_bias": True},
-        {"rms_norm_offset": True, "partial_rotary_factor": 0.5, "embedding_scale": 4.0, "logit_scale": 0.5}]  # fmt: skip
+# Unknown to the naive reference, but both must agree. One window is shorter than the unrolled steps.
+RARE = [
+    {"sliding_window": 2},
+    {"sliding_window": 5, "rope_offset": 1},
+    {"layer_input": "state_embedding"},
+    {"qk_norm": True, "attention_bias": True, "mlp_bias": True, "fc_bias": True},
+    {"rms_norm_offset": True, "partial_rotary_factor": 0.5, "embedding_scale": 4.0, "logit_scale": 0.5},
+]
 
 
 def make(flags=None, shape=SHAPE, dtype=torch.float64, seed=0):
