@@ -3,7 +3,9 @@
 A folder of features holds `shard-00000.safetensors` and so on, `shards.json` (one entry a finished shard; grows while
 the extraction runs) and, once complete, `manifest.json`. In a shard, N tokens of many conversations lie one after the
 other; document d is rows `offsets[d]:offsets[d+1]`. The states of its last row are zero where they were recorded during
-generation (target/record.py): row i stands with token i+1, so nobody reads them.   Exercise it:  pytest tests/test_features_layout.py
+generation (target/record.py): row i stands with token i+1, so nobody reads them.
+
+Exercise it:  pytest tests/test_features_layout.py
 """
 
 from __future__ import annotations
