@@ -114,9 +114,9 @@ def regression(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: in
     used = 0
     for doc in order:
         part = features.document(doc)
-        chosen = part["mask"][1:].bool()
-        x = _fc_input(draft, part["taps"][:-1][chosen].float())
-        y = part["final"][1:][chosen].float() * inverse
+        chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
+        x = _fc_input(draft, part["taps"][:-2][chosen].float())
+        y = part["final"][1:-1][chosen].float() * inverse
         gram += (x.T @ x).double()
         cross += (x.T @ y).double()
         used += len(x)
