@@ -22,6 +22,7 @@ os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PA
 # (stage, what, n): die just before the n-th such thing happens in that stage. `file`: a file or folder gets its final
 # name; `answer`: a finished answer is noted; `step`: an optimizer step; `decode`: a batch is decoded.
 PLACES = [
+    ("target", "file", 1),
     ("prompts", "file", 1),
     ("prompts", "file", 3),
     ("regenerate", "answer", 9),

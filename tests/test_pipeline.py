@@ -18,7 +18,7 @@ from eyas.errors import BadInput
 from eyas.pipeline import run
 from killing import PLACES
 
-STAGES = ["prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"]
+STAGES = "target prompts regenerate split extract heldout vocab train export prove".split()
 WORDS = "the young hawk sits on a glove and looks at its field what is four plus five who flies over France".split()
 
 

@@ -1,6 +1,6 @@
 """`eyas run`: the stages in order, from prompts to a proven draft. Read `run` to follow one token of data.
 
-    prompts → regenerate → split → extract, heldout → vocab → train → export → prove → summary.json
+    target, prompts → regenerate → split → extract, heldout → vocab → train → export → prove → summary.json
 
 Each stage is a function of another module; here stand only their order, what each one reads, and one line of counts.
 What is skipped, resumed or done afresh is decided in stages.py.
@@ -30,7 +30,7 @@ RESULT = "result.json"
 
 # Raise one where a change of code changes what the same inputs and settings give; finished stages are then done again.
 SCHEMAS = dict.fromkeys(
-    ("prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
+    ("target", "prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
 )
 
 
@@ -45,12 +45,14 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
         runner = StageRunner(run_dir, say, SCHEMAS)
-        target = resolve_target(config.target.source)
+        began = time.monotonic()
+        target = resolve_target(config.target.source)  # the first time this may download or convert
         identity = {
             "target": fingerprint(target),
             "tokenizer": tokenizer_fingerprint(target),
             "template": template_fingerprint(target),
         }
+        runner.stage("target", partial(describe_target, target, identity), inputs=identity, began=began)
         machine = config.target.model_dump(exclude={"source"})  # content decides, not the place that it lies in
 
         runner.stage(
@@ -119,6 +121,17 @@ def _conversations(
 
 
 # ---------------------------------------------------------------- what the stages do
+
+
+def describe_target(target: Path, identity: Mapping[str, str], out: Path) -> dict[str, Any]:
+    """target.json: what the run is for, so that its folder can be read without the target at hand."""
+    from eyas.target.facts import read_facts
+
+    facts = read_facts(target)
+    atomic_write_json(out / "target.json", {**identity, "facts": facts.to_dict()})
+    counts = {"kind": facts.model_type, "layers": facts.num_layers, "wide": facts.hidden_size, "ids": facts.vocab_size}
+    write_manifest(out, "target", inputs=identity, counts=counts, files=["target.json"])
+    return counts
 
 
 def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:

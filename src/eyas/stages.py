@@ -73,11 +73,13 @@ class StageRunner:
         inputs: Mapping[str, str],
         config: Any = None,
         keep_partial: bool = False,
+        began: float | None = None,
     ) -> StageRecord:
         """Do `work(folder/name)` unless it is done with these inputs, this config and schema; return its record.
 
         work returns counts, and leaves a manifest (written last) in its folder. keep_partial: do not empty the folder
-        when the key has changed, since the stage itself knows which of its parts still hold.
+        when the key has changed, since the stage itself knows which of its parts still hold. began: time.monotonic()
+        at which work for this stage began, where that was before this call.
         """
         out = self.folder / name
         plain_config = json.loads(canonical_json(config))
@@ -105,7 +107,7 @@ class StageRunner:
         out.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out)
 
-        started = time.monotonic()
+        started = time.monotonic() if began is None else began
         try:
             counts = dict(work(out))
         finally:

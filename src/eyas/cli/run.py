@@ -8,9 +8,9 @@ import click
 
 HELP = """Run all stages of the recipe CONFIG, a YAML file or the name of a shipped one (demo, long).
 
-The stages are prompts, regenerate, split, extract, heldout, vocab, train, export and prove; each writes its own folder
-under --out, and the numbers end in summary.json. What is done and unchanged is skipped. Killed at any moment, the same
-command goes on and ends in the same files.
+The stages are target, prompts, regenerate, split, extract, heldout, vocab, train, export and prove; each writes its
+own folder under --out, and the numbers end in summary.json. What is done and unchanged is skipped. Killed at any
+moment, the same command goes on and ends in the same files.
 
 \b
 Examples:

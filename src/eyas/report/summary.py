@@ -49,15 +49,17 @@ def summarise(records: Mapping[str, StageRecord], proof: Mapping[str, Any], conf
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The table of accept lengths and the story, on stdout."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     k = summary["draft_tokens"]
-    table = Table(title=f"accept length τ: tokens a target forward emits, {k} drafted", title_justify="left")
-    table.add_column("prompts")
-    for heading in ("τ", "95 % interval", "answers", "rounds", *(f"≥{j}" for j in range(1, k + 1))):
-        table.add_column(heading, justify="right")
+    title = f"accept length τ: tokens emitted per target forward, {k} drafted"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("prompts", no_wrap=True)
+    for heading in ("τ", "95 %", "answers", "rounds", *(f"≥{j}" for j in range(1, k + 1))):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, row in summary["tau"].items():
         rates = [_percent(rate) for rate in row["unconditional"]]
         table.add_row(name, _tau(row["tau"]), _range(row), str(row["prompts"]), f"{row['rounds']:,}", *rates)
@@ -68,7 +70,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     rounds = sum(row["rounds"] for row in summary["tau"].values())
     table.add_row("mean of sets", _tau(summary["tau_mean"]), _range(mean), str(prompts), f"{rounds:,}", *rates)
     console.print(table)
-    console.print("≥j: share of all rounds in which the first j drafted tokens were accepted.\n")
+    console.print("≥j: share of rounds whose first j drafted tokens were accepted. 95 %: bootstrap over prompts.\n")
     console.print(story(summary))
 
 
@@ -131,4 +133,4 @@ def _percent(value: float | None) -> str:
 
 
 def _range(row: Mapping[str, Any]) -> str:
-    return "-" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    return "-" if row["low"] is None else f"{row['low']:.2f}–{row['high']:.2f}"
