@@ -56,9 +56,9 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     k = summary["draft_tokens"]
     title = f"accept length τ: tokens emitted per target forward, {k} drafted"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("prompts", no_wrap=True)
-    for heading in ("τ", "95 %", "answers", "rounds", *(f"≥{j}" for j in range(1, k + 1))):
+    for heading in ("τ", "95 %", "answers", "rounds", *(f"≥{j} %" for j in range(1, k + 1))):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in summary["tau"].items():
         rates = [_percent(rate) for rate in row["unconditional"]]
@@ -70,7 +70,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     rounds = sum(row["rounds"] for row in summary["tau"].values())
     table.add_row("mean of sets", _tau(summary["tau_mean"]), _range(mean), str(prompts), f"{rounds:,}", *rates)
     console.print(table)
-    console.print("≥j: share of rounds whose first j drafted tokens were accepted. 95 %: bootstrap over prompts.\n")
+    console.print("≥j %: share of rounds whose first j drafted tokens were accepted.\n")
     console.print(story(summary))
 
 
@@ -129,7 +129,7 @@ def _tau(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def _range(row: Mapping[str, Any]) -> str:
