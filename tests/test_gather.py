@@ -120,3 +120,11 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str):
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(BadInput, match=r"c\.jsonl, line 21: expected a JSON object"):
         split_conversations(path, 1, 0, tmp_path / "out")
+
+
+def test_longer_prompts_than_asked_for_are_left_out_and_counted(tmp_path: Path, files):
+    everything = collect_prompts(configured(files), tmp_path / "all")
+    short = collect_prompts(configured(files, max_chars=10), tmp_path / "short")
+    texts = [row["prompt"] for row in rows(tmp_path / "short" / "train.jsonl")]
+    assert texts and all(len(text) <= 10 for text in texts)
+    assert short["prompts"] + short["too_long"] >= everything["prompts"] > short["prompts"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +41,15 @@ def collect_prompts(config: RunConfig, out: Path) -> dict[str, Any]:
             sets[name] = load_prompts(source, limit=config.prove.prompts).prompts
     forbidden = ngrams(prompt.text for prompts in sets.values() for prompt in prompts)
     training: dict[str, Prompt] = {}
-    bad = overlapping = 0
+    bad = overlapping = too_long = 0
+    longest = config.prompts.max_chars or sys.maxsize
     for source in _training_sources(config):
         loaded = load_prompts(source, skip_bad=config.prompts.skip_bad)
         bad += len(loaded.bad)
         for prompt in loaded.prompts:
-            if forbidden.isdisjoint(ngrams([prompt.text])):
+            if len(prompt.text) > longest:
+                too_long += 1
+            elif forbidden.isdisjoint(ngrams([prompt.text])):
                 training.setdefault(prompt.digest(), prompt)
             else:
                 overlapping += 1
@@ -58,7 +62,7 @@ def collect_prompts(config: RunConfig, out: Path) -> dict[str, Any]:
     for name, content in files.items():
         atomic_write(out / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content))
     counts = {"prompts": len(rows), "to_prove_on": sum(map(len, sets.values()))}
-    counts |= {name: n for name, n in (("overlapping", overlapping), ("malformed", bad)) if n}
+    counts |= {name: n for name, n in (("too_long", too_long), ("overlapping", overlapping), ("malformed", bad)) if n}
     write_manifest(
         out, "prompts", inputs=prompt_inputs(config), config=config.prompts, counts=counts, files=list(files),
         seed=config.seed,
