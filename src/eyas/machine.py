@@ -9,8 +9,8 @@ import sys
 def reuse_large_allocations() -> None:
     """Let glibc keep large freed blocks instead of returning them to the kernel after each tensor.
 
-    Buffers of tens of megabytes are otherwise mapped and page-faulted anew in every step, which costs a CPU run up to a
-    third of its time. Does nothing where there is no glibc.
+    Buffers of tens of megabytes are otherwise mapped and page-faulted anew in every step. Does nothing where there
+    is no glibc.
     """
     if not sys.platform.startswith("linux"):
         return
