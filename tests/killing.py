@@ -23,6 +23,8 @@ os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PA
 # name; `answer`: a finished answer is noted; `step`: an optimizer step; `decode`: a batch is decoded.
 PLACES = [
     ("target", "file", 1),
+    ("ask", "answer", 5),
+    ("ask", "file manifest.json", 1),
     ("prompts", "file", 1),
     ("prompts", "file", 3),
     ("regenerate", "answer", 9),

@@ -18,7 +18,7 @@ from eyas.errors import BadInput
 from eyas.pipeline import run
 from killing import PLACES
 
-STAGES = "target prompts regenerate split extract heldout vocab train export prove".split()
+STAGES = "target ask prompts regenerate split extract heldout vocab train export prove".split()
 WORDS = "the young hawk sits on a glove and looks at its field what is four plus five who flies over France".split()
 
 
@@ -37,6 +37,7 @@ def recipe(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = {
         "name": "tiny",
         "target": {"source": str(tiny_target)},
+        "ask": {"count": 16, "max_new_tokens": 60, "top_k": 300, "openings": ["what is", "the young hawk"]},
         "prompts": {"sources": [str(folder / "ask.jsonl")]},
         "regenerate": {"max_new_tokens": 16, "slots": 16},
         "extract": {"heldout": 4, "batch_tokens": 512},

@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from eyas.errors import BadInput
+from eyas.machine import Precision, choose_precision
 from eyas.train.settings import TrainSettings
 
 RECIPES = ("demo", "long")
@@ -38,10 +39,24 @@ class TargetConfig(Section):
     """A Hugging Face directory, a .gguf file, a hub id, or `smollm2` for the embedded default."""
     device: str = "cpu"
     """Where target and draft run: cpu, cuda, cuda:1."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision in which the target computes. On CPUs without bf16 instructions float32 is the faster one."""
+    dtype: Precision = "float32"
+    """Precision in which the target answers and its states are computed. `auto`: bfloat16 where the machine has
+    instructions for it, else float32. The proof is always in float32."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the target."""
+
+
+class AskConfig(Section):
+    """Requests that the target writes itself, as further training prompts."""
+
+    count: int | None = Field(default=None, ge=1)
+    """Messages to begin; most are usable. None are asked for when absent."""
+    openings: list[str] = Field(default=[""], min_length=1)
+    """First words of a message, taken in turn: what the draft will be used for. An empty one leaves the choice open."""
+    max_new_tokens: int = Field(default=48, ge=1)
+    """Longer messages are shortened to their last whole sentence or line."""
+    temperature: float = Field(default=1.0, gt=0.0)
+    top_k: int = Field(default=50, ge=1)
 
 
 class PromptsConfig(Section):
@@ -138,6 +153,7 @@ class RunConfig(Section):
     seed: int = 0
     """Of every random choice in the run."""
     target: TargetConfig = TargetConfig()
+    ask: AskConfig = AskConfig()
     prompts: PromptsConfig = PromptsConfig()
     regenerate: RegenerateConfig = RegenerateConfig()
     extract: ExtractConfig = ExtractConfig()
@@ -145,6 +161,13 @@ class RunConfig(Section):
     train: TrainSettings = TrainSettings()
     export: ExportConfig = ExportConfig()
     prove: ProveConfig = ProveConfig()
+
+    def on_this_machine(self) -> RunConfig:
+        """With every precision that is left to the machine decided: a run depends on what it computed in."""
+        device = self.target.device
+        target = self.target.model_copy(update={"dtype": choose_precision(self.target.dtype, device)})
+        train = self.train.model_copy(update={"dtype": choose_precision(self.train.dtype, device)})
+        return self.model_copy(update={"target": target, "train": train})
 
 
 # ---------------------------------------------------------------- reading

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 TRAIN, HELD_OUT = "train.jsonl", "heldout.jsonl"
 
 
-def collect_prompts(config: RunConfig, out: Path) -> dict[str, Any]:
+def collect_prompts(config: RunConfig, out: Path, own: Path | None = None) -> dict[str, Any]:
     """Write train.jsonl, and NAME.jsonl for each set to prove on: one representation, whatever the sources' layout.
 
-    Training prompts are shuffled by the hash of their ids; none asks what another one asks, and none shares NGRAM words
-    in a row with a prompt to prove on.
+    own: a file of prompts that the target wrote itself, one more source. Training prompts are shuffled by the hash of
+    their ids; none asks what another one asks, and none shares NGRAM words in a row with a prompt to prove on.
     """
     from eyas.prompt_sets import HELDOUT, heldout_prompts, ngrams
     from eyas.prompts import load_prompts
@@ -43,7 +43,8 @@ def collect_prompts(config: RunConfig, out: Path) -> dict[str, Any]:
     training: dict[str, Prompt] = {}
     bad = overlapping = too_long = 0
     longest = config.prompts.max_chars or sys.maxsize
-    for source in _training_sources(config):
+    sources = [*_training_sources(config), *([] if own is None else [str(own)])]
+    for source in sources:
         loaded = load_prompts(source, skip_bad=config.prompts.skip_bad)
         bad += len(loaded.bad)
         for prompt in loaded.prompts:
@@ -55,7 +56,7 @@ def collect_prompts(config: RunConfig, out: Path) -> dict[str, Any]:
                 overlapping += 1
     order = sorted(training.items(), key=lambda item: hashlib.sha256(f"{config.seed}:{item[0]}".encode()).hexdigest())
     rows = [
-        {**prompt.to_row(), "id": prompt.id if len(config.prompts.sources) == 1 else digest[:16]}
+        {**prompt.to_row(), "id": prompt.id if len(sources) == 1 else digest[:16]}
         for digest, prompt in order[: config.prompts.limit]
     ]
     files = {TRAIN: rows, **{f"{name}.jsonl": [p.to_row() for p in prompts] for name, prompts in sets.items()}}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Literal
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def reuse_large_allocations() -> None:
@@ -21,3 +24,21 @@ def reuse_large_allocations() -> None:
     # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX. The mmap threshold stops at 32 MiB, so mmap is not used at all.
     mallopt(-1, (1 << 31) - 1)
     mallopt(-4, 0)
+
+
+def native_bfloat16(device: str = "cpu") -> bool:
+    """Does `device` multiply in bfloat16 by instructions of its own? Without them it is slower than float32."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device != "cpu":
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def choose_precision(wanted: str, device: str = "cpu") -> str:
+    """`auto` as a dtype's name: the one in which `device` computes fastest; any other name as it is."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if native_bfloat16(device) else "float32"

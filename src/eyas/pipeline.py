@@ -1,6 +1,6 @@
 """`eyas run`: the stages in order, from prompts to a proven draft. Read `run` to follow one token of data.
 
-    target, prompts → regenerate → split → extract, heldout → vocab → train → export → prove → summary.json
+    target, ask, prompts → regenerate → split → extract, heldout → vocab → train → export → prove → summary.json
 
 Each stage is a function of another module; here stand only their order, what each one reads, and one line of counts.
 What is skipped, resumed or done afresh is decided in stages.py.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, write_manifest
+from eyas.ask import PROMPTS
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.regenerate import CONVERSATIONS, STATES
@@ -30,7 +31,7 @@ RESULT = "result.json"
 
 # Raise one where a change of code changes what the same inputs and settings give; finished stages are then done again.
 SCHEMAS = dict.fromkeys(
-    ("target", "prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
+    ("target", "ask", "prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
 )
 
 
@@ -39,26 +40,29 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
 
     Raises what the stages raise; called again, it goes on from there.
     """
-    from eyas.target.source import fingerprint, resolve_target, template_fingerprint, tokenizer_fingerprint
+    from eyas.target.source import identify, resolve_target
 
+    config = config.on_this_machine()
     with locked(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
         runner = StageRunner(run_dir, say, SCHEMAS)
         began = time.monotonic()
         target = resolve_target(config.target.source)  # the first time this may download or convert
-        identity = {
-            "target": fingerprint(target),
-            "tokenizer": tokenizer_fingerprint(target),
-            "template": template_fingerprint(target),
-        }
+        identity = identify(target)
         runner.stage("target", partial(describe_target, target, identity), inputs=identity, began=began)
         machine = config.target.model_dump(exclude={"source"})  # content decides, not the place that it lies in
 
+        own = {}
+        if config.ask.count is not None and config.regenerate.conversations is None:
+            runner.stage(
+                "ask", partial(ask, config, target), inputs=identity, config=[config.ask, machine, config.seed]
+            )
+            own = {"own": runner.digest("ask")}
         runner.stage(
             "prompts",
-            partial(collect_prompts, config),
-            inputs=prompt_inputs(config),
+            partial(collect_prompts, config, own=run_dir / "ask" / PROMPTS if own else None),
+            inputs=prompt_inputs(config) | own,
             config=[config.prompts, config.prove.sets, config.prove.prompts, config.seed],
         )
         conversations, said = _conversations(config, runner, target, identity, machine)
@@ -132,6 +136,32 @@ def describe_target(target: Path, identity: Mapping[str, str], out: Path) -> dic
     counts = {"kind": facts.model_type, "layers": facts.num_layers, "wide": facts.hidden_size, "ids": facts.vocab_size}
     write_manifest(out, "target", inputs=identity, counts=counts, files=["target.json"])
     return counts
+
+
+def ask(config: RunConfig, target: Path, out: Path) -> dict[str, Any]:
+    """Requests that the target writes itself."""
+    from tqdm import tqdm
+
+    from eyas.ask import ask as stage
+
+    section = config.ask
+    assert section.count is not None
+    with tqdm(total=section.count, desc="ask", unit="message", disable=None) as bar:
+        return stage(
+            target,
+            out,
+            section.count,
+            openings=section.openings,
+            max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
+            top_k=section.top_k,
+            seed=config.seed,
+            slots=config.regenerate.slots,
+            device=config.target.device,
+            dtype=config.target.dtype,
+            trust_remote_code=config.target.trust_remote_code,
+            progress=bar.update,
+        )
 
 
 def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:

@@ -118,7 +118,11 @@ def regenerate(
         settings |= {"base_url": server.base_url, "model": server.model}
     else:
         settings |= {"device": device, "dtype": dtype}
-    identity = _identity(target_dir) if server is None and target_dir is not None else {}
+    identity: dict[str, str] = {}
+    if server is None and target_dir is not None:
+        from eyas.target.source import identify
+
+        identity = identify(target_dir)
     config = settings | {"max_supervised_tokens": max_supervised_tokens}
     inputs = identity | {"prompts": sha256_json([[p.id, p.digest()] for p in given.prompts])}
     if is_current(out_dir, STAGE, inputs, config, SCHEMA):
@@ -330,16 +334,6 @@ def shared_prefix(tokenizer: Any) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------------ on disk
-
-
-def _identity(target_dir: Path) -> dict[str, str]:
-    from eyas.target.source import fingerprint, template_fingerprint, tokenizer_fingerprint
-
-    return {
-        "target": fingerprint(target_dir),
-        "tokenizer": tokenizer_fingerprint(target_dir),
-        "template": template_fingerprint(target_dir),
-    }
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

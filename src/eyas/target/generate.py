@@ -16,8 +16,6 @@ seed of its request only. Exercise it:  pytest tests/test_generate.py
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,34 +25,17 @@ import numpy as np
 import torch
 
 from eyas.errors import BadInput
+from eyas.machine import reuse_large_allocations
 from eyas.repetition import RunningPeriods
-from eyas.target.record import Recorder, Recording, Tape
+from eyas.target.plain import PlainGenerator
+from eyas.target.record import Recorder, Tape
+from eyas.target.requests import Generated, Request
+from eyas.target.sampling import pick, uniform
 from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, round_up, slot_attention
 
 LONG = 64  # prompt tokens from which a pass of its own is cheaper than riding along
 HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and logits together stay in a core's cache
 Step = Callable[[torch.Tensor, Pass], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Request:
-    key: Any
-    """Comes back with the answer."""
-    ids: Sequence[int]
-    """The rendered prompt."""
-    seed: int = 0
-    """Of this answer's random numbers; unused where the temperature is 0."""
-
-
-@dataclass(frozen=True)
-class Generated:
-    key: Any
-    ids: list[int]
-    """The answer, its end-of-turn token included where there is one."""
-    finish: str
-    """`stop`: ended its turn. `length`: cut off. `loop`: cut off because it repeats itself endlessly."""
-    recording: Recording | None = field(default=None, compare=False, repr=False)
-    """The states of prompt and answer, where the generator has a recorder and the answer is no loop."""
 
 
 @dataclass
@@ -87,26 +68,28 @@ class Generator:
         slots: int = 96,
         max_new_tokens: int = 192,
         temperature: float = 0.0,
+        top_k: int | None = None,
         eos_ids: Sequence[int] | None = None,
         prefix: Sequence[int] = (),
         stop_loops: bool = True,
         memory_bytes: int = 3 << 29,
         recorder: Recorder | None = None,
     ):
-        """prefix: ids with which most prompts begin. memory_bytes: what the keys and values of all slots may take.
+        """top_k: sample from the k likeliest tokens only. prefix: ids with which most prompts begin.
 
-        Long sequences use fewer slots then; a single one is always allowed. recorder: keep the states of what passes.
+        memory_bytes: what the keys and values of all slots may take. Long sequences use fewer slots then; a single one
+        is always allowed. recorder: keep the states of what passes.
         """
-        if slots < 1 or max_new_tokens < 1 or temperature < 0:
+        if slots < 1 or max_new_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
             raise BadInput(
-                f"slots={slots}, max_new_tokens={max_new_tokens}, temperature={temperature}: slots and new tokens must "
-                f"be at least 1, the temperature at least 0."
+                f"slots={slots}, max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}: slots, new "
+                f"tokens and top_k must be at least 1, the temperature at least 0."
             )
         self.model = target.model
         self.facts = target.facts
         self.device = next(self.model.parameters()).device
         self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
+        self.temperature, self.top_k = temperature, top_k
         self.eos = np.array(sorted(set(self.facts.eos_ids if eos_ids is None else eos_ids)), dtype=np.int64)
         self.prefix = list(prefix)
         self.stop_loops = stop_loops
@@ -114,7 +97,7 @@ class Generator:
         self.waiting: deque[Request] = deque()
         self.steps = 0
         self.generated_tokens = 0
-        tune_malloc()
+        reuse_large_allocations()
 
         head = self.model.get_output_embeddings()
         self._head_weight: torch.Tensor = head.weight
@@ -129,19 +112,9 @@ class Generator:
 
     # ------------------------------------------------------------------ use
 
-    def run(self, requests: Iterable[Request], lookahead: int = 0) -> Iterator[Generated]:
-        """Answer all requests, in the order in which they finish. At most `lookahead` (default: two a slot) wait."""
-        lookahead = lookahead or 2 * ROWS * len(self._groups)
-        source = iter(requests)
-        with self.running():
-            exhausted = False
-            while not exhausted or self.waiting or self.active:
-                while not exhausted and len(self.waiting) < lookahead:
-                    request = next(source, None)
-                    exhausted = request is None
-                    if request is not None:
-                        self.add(request)
-                yield from self.step()
+    def run(self, requests: Iterable[Request]) -> Iterator[Generated]:
+        """Answer all requests, in the order in which they finish."""
+        yield from run_all(self, requests, 2 * ROWS * len(self._groups))
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises BadInput when prompt and answer cannot fit the target's context."""
@@ -322,10 +295,10 @@ class Generator:
         if self.temperature == 0.0:
             best, logsumexp = self._greedy(states)
             return best[:n].cpu().numpy(), best[:n], None if logsumexp is None else logsumexp[:n]
-        draws = [_uniform(r.seed, int(fed[i]) + 1 - len(r.ids)) for i, r in zip(wanted, requests, strict=True) if r]
+        draws = [uniform(r.seed, int(fed[i]) + 1 - len(r.ids)) for i, r in zip(wanted, requests, strict=True) if r]
         logits = torch.cat([self._logits(states, i) for i in self._blocks()], -1)[:n]  # [n, V]
         finished = self.facts.finish_logits(logits)
-        chosen = _pick(finished, self.temperature, draws).cpu().numpy()
+        chosen = pick(finished, self.temperature, draws, self.top_k).cpu().numpy()
         return (chosen, logits.argmax(-1), finished.float().logsumexp(-1)) if self.recorder else (chosen, None, None)
 
     def _blocks(self) -> range:
@@ -387,83 +360,6 @@ class Generator:
         return ended
 
 
-class PlainGenerator:
-    """Answers one request after the other with the model's own cache: slow, and right for every causal LM.
-
-    For families whose layers keep something else than keys and values (state-space layers), or whose attention cannot
-    be given by name. Used like a Generator.
-    """
-
-    def __init__(
-        self,
-        target: Any,
-        *,
-        max_new_tokens: int = 192,
-        temperature: float = 0.0,
-        eos_ids: Sequence[int] | None = None,
-        stop_loops: bool = True,
-    ):
-        self.target = target
-        self.facts = target.facts
-        self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self.eos = set(self.facts.eos_ids if eos_ids is None else eos_ids)
-        self.stop_loops = stop_loops
-        self.waiting: deque[Request] = deque()
-        self.active = 0
-        self.generated_tokens = 0
-
-    def add(self, request: Request) -> None:
-        self.waiting.append(request)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with torch.inference_mode():
-            yield
-
-    def step(self) -> list[Generated]:
-        """Answer the next request."""
-        if not self.waiting:
-            return []
-        from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
-
-        request = self.waiting.popleft()
-        loops = RunningPeriods(1)
-        start, looped = len(request.ids), False
-        temperature, row = self.temperature, np.zeros(1, dtype=np.int64)
-
-        class Choose(LogitsProcessor):  # our own draw, as a distribution with one token in it
-            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-                token = _pick(scores, temperature, [_uniform(request.seed, input_ids.shape[1] - start)])
-                return torch.full_like(scores, -torch.inf).index_fill_(1, token, 0.0)
-
-        class Loop(StoppingCriteria):
-            def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-                nonlocal looped
-                looped = bool(loops.push(row, input_ids[0, -1:].cpu().numpy())[0])
-                return torch.tensor([looped], device=input_ids.device)
-
-        model = self.target.model
-        ids = torch.tensor([list(request.ids)], device=next(model.parameters()).device)
-        stops = sorted(self.eos)
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=GenerationConfig(
-                max_new_tokens=self.max_new_tokens,
-                do_sample=False,
-                repetition_penalty=1.0,
-                eos_token_id=stops or None,
-                pad_token_id=stops[0] if stops else 0,
-            ),
-            logits_processor=[Choose()],
-            stopping_criteria=[Loop()] if self.stop_loops else [],
-        )
-        new = out[0, start:].tolist()
-        self.generated_tokens += len(new)
-        return [Generated(request.key, new, "stop" if new[-1] in self.eos else "loop" if looped else "length")]
-
-
 def make_generator(
     target: Any, *, slots: int = 96, prefix: Sequence[int] = (), recorder: Recorder | None = None, **how: Any
 ) -> Generator | PlainGenerator:
@@ -479,35 +375,17 @@ def make_generator(
     return PlainGenerator(target, **how)
 
 
-def _pick(logits: torch.Tensor, temperature: float, draws: Sequence[float]) -> torch.Tensor:
-    """Tokens int64 [n] from logits [n, V]: the argmax, or the inverse of the cumulative distribution at `draws`."""
-    if temperature == 0.0:
-        return logits.argmax(-1)
-    cumulative = torch.softmax(logits.double() / temperature, -1).cumsum(-1)
-    points = torch.tensor(draws, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1)[:, 0]
-
-
-def _uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from an answer's seed and a position in it (splitmix64's finaliser, Steele et al. 2014)."""
-    mask = (1 << 64) - 1
-    z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
-
-
-_tuned = False
-
-
-def tune_malloc() -> None:
-    """Let glibc keep freed blocks up to 1 GiB instead of returning them: a fresh block costs a page fault per 4 KiB."""
-    global _tuned
-    if _tuned or not sys.platform.startswith("linux"):
-        return
-    _tuned = True
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD in malloc.h
-        mallopt(mmap_threshold, 32 << 20)  # glibc's maximum (HEAP_MAX_SIZE / 2)
-        mallopt(trim_threshold, 1 << 30)
+def run_all(
+    generator: Generator | PlainGenerator, requests: Iterable[Request], lookahead: int = 256
+) -> Iterator[Generated]:
+    """Answer all requests, in the order in which they finish. At most `lookahead` wait for a place."""
+    source = iter(requests)
+    with generator.running():
+        exhausted = False
+        while not exhausted or generator.waiting or generator.active:
+            while not exhausted and len(generator.waiting) < lookahead:
+                request = next(source, None)
+                exhausted = request is None
+                if request is not None:
+                    generator.add(request)
+            yield from generator.step()

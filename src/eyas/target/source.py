@@ -194,6 +194,15 @@ def template_fingerprint(folder: str | Path) -> str:
     return sha256_json(templates) if templates else "none"
 
 
+def identify(folder: str | Path) -> dict[str, str]:
+    """Fingerprints of {target, tokenizer, template}: whose answers and states something is made of."""
+    return {
+        "target": fingerprint(folder),
+        "tokenizer": tokenizer_fingerprint(folder),
+        "template": template_fingerprint(folder),
+    }
+
+
 def chat_templates(folder: str | Path) -> dict[str, str]:
     """Chat templates of a folder as {name: Jinja text}, wherever transformers would look for them."""
     folder = Path(folder)

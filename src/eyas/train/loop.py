@@ -20,7 +20,7 @@ from ..artifacts import is_current, read_manifest, sha256_json, write_manifest
 from ..draft.checkpoint import save_draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
-from ..machine import reuse_large_allocations
+from ..machine import choose_precision, reuse_large_allocations
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
@@ -55,6 +55,7 @@ def train(
     """
     settings, out = settings or TrainSettings(), Path(out_dir)
     where = check_device(device)
+    settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
     check_out(out)
     with locked(out):
         return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress)

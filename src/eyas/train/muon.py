@@ -12,12 +12,17 @@ from collections.abc import Iterable
 
 import torch
 
+from ..machine import choose_precision
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest at zero, singular values end in about 0.7..1.2
 
 
-def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """An approximation of U V^T for matrix = U S V^T; float [m, n] -> same shape, bf16 on CUDA, float32 elsewhere."""
-    x = matrix.bfloat16() if matrix.is_cuda else matrix.float()
+def orthogonalise(matrix: torch.Tensor, steps: int = 5, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An approximation of U V^T for matrix = U S V^T; float [m, n] -> same shape.
+
+    dtype: of the iteration; by default bfloat16 where the device has instructions for it, else float32.
+    """
+    x = matrix.to(dtype or getattr(torch, choose_precision("auto", matrix.device.type)))
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=1e-7)

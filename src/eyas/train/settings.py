@@ -41,8 +41,9 @@ class TrainSettings(BaseModel):
     """Learning rate at the end, as a share of the peak."""
     train_head: bool = True
     """Train the draft's head; otherwise it stays the target's rows."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the matrix products; weights and optimizer are float32 always."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Precision of the matrix products; weights and optimizer are float32 always. `auto`: bfloat16 where the machine
+    has instructions for it."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows that are projected onto the draft vocabulary at once."""
 
