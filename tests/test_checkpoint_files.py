@@ -215,7 +215,7 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path, monkeypatch):
     draft, vocab_map = make_draft()
     dead = 2**22 + 1  # beyond the largest process id
     out = save_draft(draft, vocab_map, tmp_path / "out")
-    out.rename(tmp_path / f".eyas-tmp-{dead}-ab12-out.old")  # killed between the two renames
+    out.rename(tmp_path / f".eyas-tmp-{dead}-ab12-out-old")  # killed between the two renames
     (tmp_path / f".eyas-tmp-{dead}-ab12-out").mkdir()
     other, its_map = make_draft(1)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.config import RECIPES, RunConfig, load_config
+from eyas.config import RECIPES, RunConfig, load_config, validate
 from eyas.errors import BadInput
 
 
@@ -71,3 +71,13 @@ def test_a_wrong_override_is_named(tmp_path: Path, override: str, words: str):
 def test_a_missing_file_names_the_shipped_recipes(tmp_path: Path):
     with pytest.raises(BadInput, match=r"nothing\.yaml cannot be read.*demo, long"):
         load_config(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(("has", "chosen"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_what_the_machine_computes_fastest_and_a_name_stays(monkeypatch, has: bool, chosen: str):
+    """Decided before a run begins, since its results depend on it: `auto` itself must reach no stage."""
+    monkeypatch.setattr("eyas.machine.native_bfloat16", lambda device: has)
+    config = validate({"target": {"dtype": "auto"}, "train": {"dtype": "auto"}}).on_this_machine()
+    assert (config.target.dtype, config.train.dtype) == (chosen, chosen)
+    named = validate({"target": {"dtype": "float16"}, "train": {"dtype": "float32"}})
+    assert named.on_this_machine() == named

@@ -82,7 +82,7 @@ def test_logsumexp_is_of_the_finished_logits(target: Target):
     class Capped:
         model, device, dir = target.model, target.device, target.dir
         facts = dataclasses.replace(target.facts, logit_scale=0.5, logit_softcap=6.0)
-        _recording = target._recording
+        recording = target.recording
 
     before, module.HEAD_BLOCK = module.HEAD_BLOCK, 77
     try:

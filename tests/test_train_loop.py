@@ -156,8 +156,8 @@ def test_newer_damaged_checkpoints_do_not_crowd_out_good_ones(tmp_path):
 def test_another_run_in_the_same_folder_is_refused_by_name(m, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    with pytest.raises(Mismatch, match=r"settings.lr was 0.012, now 0.002.*--init-from"):
-        run(m, out, lr=2e-3)
+    with pytest.raises(Mismatch, match=r"settings.lr was 0.002, now 0.003.*--init-from"):
+        run(m, out, lr=3e-3)
     with pytest.raises(Mismatch, match="seed was 3, now 4"):
         run(m, out, seed=4)
     with pytest.raises(Mismatch, match=r"inputs\.vocab_map was"):
@@ -253,6 +253,19 @@ def test_bfloat16_stays_close_to_float32(m, whole, tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], rel=0.02)
         assert a["rows"] == b["rows"]
     assert {t.dtype for n, t in weights(tmp_path / "run").items() if n.endswith("weight")} == {torch.float32}
+
+
+def test_a_precision_left_to_the_machine_is_recorded_as_what_it_was(m, tmp_path, monkeypatch):
+    """Two machines must not go on with each other's run as if it were the same."""
+    monkeypatch.setattr("eyas.machine.native_bfloat16", lambda device: True)
+    run(m, tmp_path / "auto", dtype="auto", steps=2)
+    run(m, tmp_path / "named", dtype="bfloat16", steps=2)
+    assert weights(tmp_path / "auto").keys() == weights(tmp_path / "named").keys()
+    for name, tensor in weights(tmp_path / "auto").items():
+        assert torch.equal(tensor, weights(tmp_path / "named")[name]), name
+    monkeypatch.setattr("eyas.machine.native_bfloat16", lambda device: False)
+    with pytest.raises(Mismatch, match="dtype"):
+        run(m, tmp_path / "auto", dtype="auto", steps=2)
 
 
 def test_two_layers_every_id_and_the_output_norm_train_and_overfit(m, tmp_path):

@@ -214,7 +214,7 @@ class Batch:
         wanted = self.drafter.taps if self.drafter is not None else ()
         positions = self.slots.lengths[:, None] + torch.arange(block.shape[1], device=block.device)
         mask = self.slots.mask(block.shape[1])
-        with self.target._recording(wanted) as seen:
+        with self.target.recording(wanted) as seen:
             final = self.target.decoder(
                 input_ids=block,
                 position_ids=positions,

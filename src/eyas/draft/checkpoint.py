@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from .._version import __version__
-from ..artifacts import atomic_save_safetensors, atomic_write_json, disk_errors, fsync_path
+from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json
 from ..conventions import Conventions, Known
 from ..errors import BadInput, EyasError, Mismatch
 from ..target.facts import TargetFacts, read_facts
@@ -339,30 +338,14 @@ def fresh_directory(out_dir: str | Path) -> Iterator[Path]:
     out = Path(out_dir)
     _remove_stale(out)
     check_replaceable(out)
-    mark = f".eyas-tmp-{os.getpid()}-{secrets.token_hex(4)}-{out.name}"
-    temporary, aside = out.with_name(mark), out.with_name(mark + ".old")
-    with disk_errors(out):
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
+    with atomic_dir(out) as temporary:
+        yield temporary
+        if (temporary / CONFIG).is_file():
             # safetensors makes its files private to their owner; servers often run as somebody else.
-            mode = (temporary / CONFIG).stat().st_mode if (temporary / CONFIG).is_file() else None
-            for folder, _, files in os.walk(temporary):
-                for name in files:
-                    if mode is not None:
-                        os.chmod(Path(folder) / name, mode)
-                    fsync_path(Path(folder) / name)
-                fsync_path(folder)
-            if out.exists():
-                out.rename(aside)
-            temporary.rename(out)
-            fsync_path(out.parent)
-        except BaseException:
-            if aside.exists() and not out.exists():
-                aside.rename(out)
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
+            mode = (temporary / CONFIG).stat().st_mode
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    path.chmod(mode)
 
 
 def _remove_stale(out: Path) -> None:
@@ -371,9 +354,9 @@ def _remove_stale(out: Path) -> None:
         pid = path.name.removeprefix(".eyas-tmp-").split("-", 1)[0]
         if not path.is_dir() or (pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()):
             continue
-        if path.name.endswith(f"-{out.name}.old") and not out.exists():
+        if path.name.endswith(f"-{out.name}-old") and not out.exists():
             path.rename(out)
-        elif path.name.endswith((f"-{out.name}.old", f"-{out.name}")):
+        elif path.name.endswith((f"-{out.name}-old", f"-{out.name}")):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -12,20 +12,20 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from .headers import read_header
+
+if TYPE_CHECKING:
+    import torch
 
 EYAS_JSON = "eyas.json"
 CONFIG = "config.json"
 # Where a training state keeps the draft's tensors: SpecForge (export/checkpoint_io.py) and what others call it.
 NESTED_STATES = ("draft_state_dict", "draft_model", "model_state_dict", "state_dict", "model", "module")
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-}  # fmt: skip
+READABLE = ("F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8")
+"""Codes of dtypes, as safetensors spells them, in which a draft's tensors may be stored."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class TensorRef:
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str
+    """Code as in safetensors: F32, BF16, I64."""
     file: Path
     load: Callable[[], torch.Tensor]
 
@@ -122,6 +123,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
     """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part."""
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen kinds; all are about this file
@@ -141,38 +144,37 @@ def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _is_tensors(value: Mapping[Any, Any]) -> bool:
+    import torch
+
     return bool(value) and all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in value.items())
 
 
 def _refs(file: Path) -> Iterable[TensorRef]:
     if file.suffix != ".safetensors":
         state = load_pickle(file)
-        return [TensorRef(k, tuple(v.shape), v.dtype, file, lambda v=v: v) for k, v in state.items()]  # type: ignore[misc]
-    from safetensors import safe_open
+        return [TensorRef(k, tuple(v.shape), _code(v.dtype), file, lambda v=v: v) for k, v in state.items()]  # type: ignore[misc]
 
     def load(name: str) -> torch.Tensor:
+        from safetensors import safe_open
+
         with safe_open(file, framework="pt") as handle:
             return handle.get_tensor(name)
 
     refs = []
-    try:
-        with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 (not a mapping)
-                entry = handle.get_slice(name)
-                shape, code = tuple(entry.get_shape()), entry.get_dtype()
-                if code not in DTYPES:
-                    raise BadInput(
-                        f"{file}: {name} is stored as {code}; Eyas reads unquantised drafts ({', '.join(DTYPES)})"
-                    )
-                refs.append(TensorRef(name, shape, DTYPES[code], file, lambda name=name: load(name)))  # type: ignore[misc]
-    except BadInput:
-        raise
-    except Exception as error:  # safetensors raises its own type, the system OSError
-        raise BadInput(
-            f"{file} is not a readable safetensors file ({_first_line(error)}): truncated, forged or something else. "
-            f"Copy or convert it again"
-        ) from error
+    for name, entry in read_header(file).entries.items():
+        if entry.dtype not in READABLE:
+            raise BadInput(
+                f"{file}: {name} is stored as {entry.dtype}; Eyas reads unquantised drafts ({', '.join(READABLE)})"
+            )
+        refs.append(TensorRef(name, entry.shape, entry.dtype, file, lambda name=name: load(name)))  # type: ignore[misc]
     return refs
+
+
+def _code(dtype: torch.dtype) -> str:
+    """torch.bfloat16 -> BF16"""
+    name = str(dtype).removeprefix("torch.")
+    known = {"bool": "BOOL", "bfloat16": "BF16", "uint8": "U8"}
+    return known.get(name) or name.replace("float", "F").replace("int", "I")
 
 
 def _inside(folder: Path, name: str, index: Path) -> Path:

@@ -87,7 +87,7 @@ class Target:
         """
         chosen = self.facts.check_taps(self.facts.default_taps if taps is None else list(taps))
         self._check(ids, lengths)
-        with self._recording(chosen) as seen:
+        with self.recording(chosen) as seen:
             out = self.decoder(input_ids=ids.to(self.device, torch.long), use_cache=False)
         final = out.last_hidden_state  # [B, L, H]
         missing = [t for t in chosen if t not in seen]
@@ -127,7 +127,7 @@ class Target:
         self._head_checked = True
 
     @contextlib.contextmanager
-    def _recording(self, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def recording(self, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
         """Hooks that keep the input of block `tap`, or of the final norm for tap n."""
         seen: dict[int, torch.Tensor] = {}
 

@@ -113,7 +113,7 @@ class Recorder:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """`states` works while this is open."""
-        with self.target._recording(self.taps) as self._seen:
+        with self.target.recording(self.taps) as self._seen:
             yield
         self._seen = {}
 

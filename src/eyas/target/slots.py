@@ -38,7 +38,11 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class SlotGroup:
-    """Keys and values of `rows` slots, per layer [rows, kv_heads, capacity, head_dim], allocated at its first use."""
+    """Keys and values of `rows` slots, allocated at a layer's first use.
+
+    Values are [rows, kv_heads, capacity, head_dim], keys [rows, kv_heads, head_dim, capacity]: with a query they are
+    multiplied along head_dim, and the CPU's bfloat16 product copies them first where they lie the other way.
+    """
 
     def __init__(self, rows: int, capacity: int):
         self.rows = rows
@@ -50,9 +54,9 @@ class SlotGroup:
         """Make room for `capacity` columns, keeping what is there."""
         capacity = round_up(capacity, COLUMNS)
         if capacity > self.capacity:
-            extra = (0, 0, 0, capacity - self.capacity)
-            self.keys = [None if k is None else F.pad(k, extra) for k in self.keys]
-            self.values = [None if v is None else F.pad(v, extra) for v in self.values]
+            extra = capacity - self.capacity
+            self.keys = [None if k is None else F.pad(k, (0, extra)) for k in self.keys]
+            self.values = [None if v is None else F.pad(v, (0, 0, 0, extra)) for v in self.values]
             self.capacity = capacity
 
     def layer(self, index: int, like_k: torch.Tensor, like_v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +66,8 @@ class SlotGroup:
         keys, values = self.keys[index], self.values[index]
         if keys is None or values is None:
             # Zeros, not empty: columns that were never written are multiplied by a weight of zero, and 0 * nan is nan.
-            keys, values = (x.new_zeros(self.rows, x.shape[1], self.capacity, x.shape[3]) for x in (like_k, like_v))
+            keys = like_k.new_zeros(self.rows, like_k.shape[1], like_k.shape[3], self.capacity)
+            values = like_v.new_zeros(self.rows, like_v.shape[1], self.capacity, like_v.shape[3])
             self.keys[index], self.values[index] = keys, values
         return keys, values
 
@@ -70,8 +75,8 @@ class SlotGroup:
         """Begin `row` with the first `columns` of the only row of `source`: a prompt's shared beginning."""
         for index, (k, v) in enumerate(zip(source.keys, source.values, strict=True)):
             if k is not None and v is not None:
-                keys, values = self.layer(index, k, v)
-                keys[row, :, :columns] = k[0, :, :columns]
+                keys, values = self.layer(index, k.transpose(-1, -2), v)
+                keys[row, :, :, :columns] = k[0, :, :, :columns]
                 values[row, :, :columns] = v[0, :, :columns]
 
 
@@ -118,11 +123,11 @@ class SlotCache(Cache):
             new_k, new_v, at = key_states[s.batch], value_states[s.batch], now.positions[s.batch]
             if at.shape[1] == 1:
                 rows = torch.arange(s.rows.start, s.rows.stop, device=at.device)
-                keys[rows, :, at[:, 0]] = new_k[:, :, 0]
+                keys[rows, :, :, at[:, 0]] = new_k[:, :, 0]
                 values[rows, :, at[:, 0]] = new_v[:, :, 0]
             else:
                 start = int(at[0, 0])
-                keys[s.rows, :, start : start + at.shape[1]] = new_k
+                keys[s.rows, :, :, start : start + at.shape[1]] = new_k.transpose(-1, -2)
                 values[s.rows, :, start : start + at.shape[1]] = new_v
         return key_states, value_states
 
@@ -196,20 +201,21 @@ def _attend(
     outputs = []
     for s in now.segments:
         keys, values = s.group.layer(now.layer, key, value)
-        k, v = keys[s.rows, :, : s.columns], values[s.rows, :, : s.columns]  # [b, kv_heads, columns, dim]
+        k, v = keys[s.rows, :, :, : s.columns], values[s.rows, :, : s.columns]
         q, mask = query[s.batch], attention_mask[s.batch, :, :, : s.columns]
         if own is not None or kwargs.get("position_bias") is not None:
             function = own or sdpa_attention_forward
-            outputs.append(function(module, q, k, v, mask, scaling=scaling, dropout=0.0, **kwargs)[0])
+            outputs.append(function(module, q, k.transpose(-1, -2), v, mask, scaling=scaling, dropout=0.0, **kwargs)[0])
             continue
         b, heads, length, dim = q.shape
         scale = dim**-0.5 if scaling is None else scaling
         if length == 1:
             q = (q * scale).view(b, k.shape[1], heads // k.shape[1], dim)
-            weights = torch.matmul(q, k.transpose(-1, -2)).add_(mask).softmax(-1)  # [b, kv_heads, share, columns]
+            weights = torch.matmul(q, k).add_(mask).softmax(-1)  # [b, kv_heads, share, columns]
             outputs.append(torch.matmul(weights, v).view(b, 1, heads, v.shape[-1]))
         else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=heads != k.shape[1])
+            k, shared = k.transpose(-1, -2), heads != k.shape[1]
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=shared)
             outputs.append(out.transpose(1, 2))
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return out.contiguous(), None

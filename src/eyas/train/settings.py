@@ -16,8 +16,9 @@ class TrainSettings(BaseModel):
     """Passes over the features; ignored when `steps` is given."""
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps."""
-    batch_tokens: int = Field(default=4096, ge=1)
-    """Tokens of one optimizer step, prompts included."""
+    batch_tokens: int = Field(default=512, ge=1)
+    """Tokens of one optimizer step, prompts included. While text is scarce, many small steps learn more from it than a
+    few large ones; raise it with `lr` where a device is not kept busy."""
     micro_tokens: int = Field(default=4096, ge=1)
     """Tokens of one forward; smaller than `batch_tokens` accumulates gradients."""
     ttt_steps: int = Field(default=5, ge=1)
@@ -27,7 +28,7 @@ class TrainSettings(BaseModel):
 
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for the matrices inside the model and AdamW for the rest, or AdamW for all."""
-    lr: float = Field(default=1.2e-2, gt=0)
+    lr: float = Field(default=2e-3, gt=0)
     """Peak learning rate of the matrices."""
     head_lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of the head and the norms."""

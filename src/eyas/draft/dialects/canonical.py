@@ -6,13 +6,14 @@ and line) are in docs/facts/README.md.   pytest tests/test_export.py
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ...conventions import Conventions
 from ...target.facts import TargetFacts
 from ..shape import DraftShape
+
+if TYPE_CHECKING:
+    import torch
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 # Targets whose SGLang class takes `eagle_config` ids as they are, unless the first is 1 (deepseek_v2.py:3467-3473).

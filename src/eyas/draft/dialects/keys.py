@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...errors import BadInput
 from ..files import TensorRef
+
+if TYPE_CHECKING:
+    import torch
 
 PREFIXES = ("module.", "draft_model.", "model.")
 # Old names of the three fc_norm slices (SGLang 0.5.23, models/llama_eagle3.py:337-343).
@@ -47,7 +49,7 @@ class Source:
         return (len(range(rows)[self.start : self.stop]), *rest) if self.ref.shape else ()
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> str:
         """As stored."""
         return self.ref.dtype
 
@@ -133,8 +135,14 @@ def _one_stream_norm(out: Canonical) -> None:
         source = out.sources.pop(name)
         if twin not in out.sources:
             out.sources[twin] = source
-        elif not torch.equal(source.load(), out.sources[twin].load()):
+        elif not _equal(source.load(), out.sources[twin].load()):
             raise BadInput(
                 f"{source.ref.file}: {name} and {twin} differ. vLLM reads the first and SGLang the second, so the file "
                 f"does not say which was trained; make them equal"
             )
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
+
+    return torch.equal(a, b)
