@@ -10,6 +10,7 @@ from ...errors import BadInput
 from ..files import DraftFolder
 from . import flat, native, speculators
 from .common import Reading
+from .kinds import refuse_other_kinds
 
 DIALECTS = (native, speculators, flat)
 
@@ -17,7 +18,8 @@ __all__ = ["DIALECTS", "Reading", "interpret"]
 
 
 def interpret(folder: DraftFolder, target_layers: int | None = None) -> Reading:
-    """Read a folder in the first dialect that recognises it. Raises BadInput where none does."""
+    """Read a folder in the first dialect that recognises it. Raises BadInput where none does, naming what it is."""
+    refuse_other_kinds(folder)
     for dialect in DIALECTS:
         if dialect.matches(folder):
             return dialect.read(folder, target_layers)

@@ -60,7 +60,6 @@ def read_llama_like(
     head_dim = model.whole("head_dim", max(1, hidden // heads)).value
     rows = {"self_attn.qkv_proj": [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], "mlp.gate_up_proj": []}
     canonical = canonicalise(folder.tensors, lambda kind, total: rows[kind] or [total // 2, total - total // 2])
-    _refuse_other_kinds(folder, canonical)
 
     target_hidden = draft.whole("target_hidden_size", hidden).value
     num_taps = _num_taps(folder, canonical, target_hidden, draft, taps)
@@ -122,26 +121,6 @@ def read_llama_like(
 
 def _pair(found: Found) -> tuple[bool, Known]:
     return found.value, found.how
-
-
-def _refuse_other_kinds(folder: DraftFolder, canonical: Canonical) -> None:
-    """Name what is not an EAGLE-3 draft that Eyas can run."""
-    if canonical.any(r"self_attn\.(q_a_proj|kv_a_proj_with_mqa|kv_b_proj)\."):
-        raise BadInput(
-            f"{folder.path}: this draft has MLA attention (q_a_proj, kv_a_proj); Eyas cannot run such drafts yet"
-        )
-    if canonical.any(r"\.(weight_scale|qweight|scales|weight_packed)$"):
-        raise BadInput(f"{folder.path}: the weights are quantised; give the unquantised draft")
-    fc, norm = canonical.shape("fc.weight"), canonical.any(r"^midlayer\.hidden_norm\.")
-    if fc is None and not norm:
-        names = ", ".join(list(folder.tensors)[:4])
-        raise BadInput(
-            f"{folder.path} is not an EAGLE-3 draft: neither fc.weight nor hidden_norm among its tensors ({names}, ...)"
-        )
-    if fc is not None and not norm and canonical.any(r"^midlayer\.self_attn\.") and fc[1:] == (2 * fc[0],):
-        raise BadInput(
-            f"{folder.path} looks like an EAGLE-1/2 draft (fc reads 2H, no hidden_norm); Eyas runs EAGLE-3 drafts"
-        )
 
 
 def _num_taps(folder: DraftFolder, canonical: Canonical, width: int, draft: Fields, taps: Found) -> int:
