@@ -1,4 +1,4 @@
-"""`eyas inspect` on a draft of the size of Kimi-K2's (1.2B parameters, 2.6 GB): seconds and memory beside a bare import.
+"""`eyas inspect` on a draft of the size of Kimi-K2's (1.2B parameters): seconds and memory beside a bare import.
 
     python benchmarks/inspect.py
 
@@ -15,9 +15,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-HIDDEN, INTER, HEADS, KV, DIM, VOCAB, DRAFT = 7168, 18432, 64, 8, 128, 163_840, 32_000
+HIDDEN, INTER, HEADS, KV, DIM, VOCAB, DRAFT = 7168, 20480, 64, 64, 128, 163_840, 32_000
 ROUNDS = 5
-MEASURE = "import resource, time; t = time.perf_counter()\n{}\nprint(time.perf_counter() - t, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+MEASURE = """
+import resource, time
+t = time.perf_counter()
+{}
+print(time.perf_counter() - t, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
 
 
 def kimi_shaped(folder: Path) -> int:
