@@ -128,3 +128,18 @@ def test_longer_prompts_than_asked_for_are_left_out_and_counted(tmp_path: Path, 
     texts = [row["prompt"] for row in rows(tmp_path / "short" / "train.jsonl")]
     assert texts and all(len(text) <= 10 for text in texts)
     assert short["prompts"] + short["too_long"] >= everything["prompts"] > short["prompts"]
+
+
+def test_the_targets_own_prompts_are_one_more_source_and_none_drowns_another(tmp_path: Path, files):
+    own = tmp_path / "own.jsonl"
+    asked = [f"Tell me about hawk number {i}." for i in range(40)] + [LONG.upper()]
+    own.write_text("".join(json.dumps({"id": f"o{i}", "prompt": text}) + "\n" for i, text in enumerate(asked)))
+    counts = collect_prompts(configured(files), tmp_path / "all", own)
+    assert counts == {"prompts": 49, "to_prove_on": 2, "overlapping": 2}, "what is proven on is left out of it, too"
+    few = collect_prompts(configured(files, per_source=3), tmp_path / "few", own)
+    texts = [row["prompt"] for row in rows(tmp_path / "few" / "train.jsonl")]
+    whole = [row["prompt"] for row in rows(tmp_path / "all" / "train.jsonl")]
+    assert few["prompts"] == len(texts)
+    assert sum(text in asked for text in texts) == 3
+    assert 3 < len(texts) <= 9
+    assert texts == [text for text in whole if text in texts], "the same order"

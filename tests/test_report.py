@@ -86,3 +86,9 @@ def test_the_table_shows_each_set_and_the_mean(summary, capsys, monkeypatch):
     out = capsys.readouterr().out
     for words in ("mt_bench", "1.500", "1.40–1.60", "gsm8k", "mean of sets", "1.600", "35.0", "700"):
         assert words in out
+
+
+def test_what_the_target_asked_is_told_where_it_did(summary):
+    assert "wrote" not in story(summary)
+    told = story({**summary, "asked": {"prompts": 1780, "shortened": 3}})
+    assert told.startswith("The target wrote 1,780 requests itself")

@@ -66,6 +66,8 @@ class PromptsConfig(Section):
     """Prompt files (JSONL, Parquet), dataset ids, or `builtin` for those of the packages in requirements-data.txt."""
     limit: int | None = Field(default=None, ge=1)
     """At most so many prompts, after shuffling with the run's seed."""
+    per_source: int | None = Field(default=None, ge=1)
+    """At most so many of each source, the target's own prompts (`ask`) being one, so that none drowns the others."""
     max_chars: int | None = Field(default=None, ge=1)
     """Leave longer prompts out. Long ones cost much of the target's time and bring no more answer tokens."""
     skip_bad: bool = False

@@ -40,25 +40,28 @@ def collect_prompts(config: RunConfig, out: Path, own: Path | None = None) -> di
         else:
             sets[name] = load_prompts(source, limit=config.prove.prompts).prompts
     forbidden = ngrams(prompt.text for prompts in sets.values() for prompt in prompts)
-    training: dict[str, Prompt] = {}
+    training: dict[str, tuple[int, Prompt]] = {}  # digest -> (number of its source, prompt)
     bad = overlapping = too_long = 0
     longest = config.prompts.max_chars or sys.maxsize
     sources = [*_training_sources(config), *([] if own is None else [str(own)])]
-    for source in sources:
+    for number, source in enumerate(sources):
         loaded = load_prompts(source, skip_bad=config.prompts.skip_bad)
         bad += len(loaded.bad)
         for prompt in loaded.prompts:
             if len(prompt.text) > longest:
                 too_long += 1
             elif forbidden.isdisjoint(ngrams([prompt.text])):
-                training.setdefault(prompt.digest(), prompt)
+                training.setdefault(prompt.digest(), (number, prompt))
             else:
                 overlapping += 1
     order = sorted(training.items(), key=lambda item: hashlib.sha256(f"{config.seed}:{item[0]}".encode()).hexdigest())
-    rows = [
-        {**prompt.to_row(), "id": prompt.id if len(sources) == 1 else digest[:16]}
-        for digest, prompt in order[: config.prompts.limit]
-    ]
+    taken = [0] * len(sources)
+    rows = []
+    for digest, (number, prompt) in order:
+        if config.prompts.per_source is None or taken[number] < config.prompts.per_source:
+            taken[number] += 1
+            rows.append({**prompt.to_row(), "id": prompt.id if len(sources) == 1 else digest[:16]})
+    rows = rows[: config.prompts.limit]
     files = {TRAIN: rows, **{f"{name}.jsonl": [p.to_row() for p in prompts] for name, prompts in sets.items()}}
     for name, content in files.items():
         atomic_write(out / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content))

@@ -20,7 +20,7 @@ def summarise(records: Mapping[str, StageRecord], proof: Mapping[str, Any], conf
     runs lost. peak_memory_gib: largest resident set of the process or a child, over all stages.
     """
     extracted = records["extract"].counts
-    answered = records["regenerate"].counts if "regenerate" in records else None
+    asked, answered = (records[name].counts if name in records else None for name in ("ask", "regenerate"))
     return {
         "tau_mean": proof["tau_mean"],
         "tau": {name: dict(numbers) for name, numbers in proof["tau"].items()},
@@ -37,6 +37,7 @@ def summarise(records: Mapping[str, StageRecord], proof: Mapping[str, Any], conf
         "identical": proof["identical"],
         "near_ties": len(proof["near_ties"]),
         "speed": proof["speed"],
+        "asked": asked,
         "answers": answered,
         "vocabulary": records["vocab"].counts,
         "training": records["train"].counts,
@@ -77,7 +78,9 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 def story(summary: Mapping[str, Any]) -> str:
     """What happened, in a few sentences, with the numbers that this run measured."""
     lines = []
-    answers = summary["answers"]
+    asked, answers = summary.get("asked"), summary["answers"]
+    if asked is not None:
+        lines.append(f"The target wrote {asked['prompts']:,} requests itself, to learn from beside those given.")
     if answers is not None:
         lines.append(_answers(summary["target"], answers))
     vocabulary, training = summary["vocabulary"], summary["training"]
