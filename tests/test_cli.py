@@ -3,6 +3,7 @@
 pytest -q tests/test_cli.py
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -113,3 +114,10 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert writer.stderr.read() == b""
     writer.stderr.close()
     assert writer.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("verb", ["ask", "regenerate", "extract"])
+def test_every_verb_that_runs_the_target_can_leave_the_precision_to_the_machine(verb: str):
+    command = importlib.import_module(f"eyas.cli.{verb}").command
+    choices = next(p.type.choices for p in command.params if p.name == "dtype")
+    assert {"auto", "float32", "bfloat16"} <= set(choices)

@@ -49,10 +49,10 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 or auto.")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
-    help="Precision of the target's computation; states are stored in bfloat16.",
+    help="Precision of the target's computation (auto: the faster one here); states are stored in bfloat16.",
 )
 @click.option(
     "--template-arg",
@@ -126,11 +126,12 @@ def command(
     if conversations is not None:
         from eyas.features.conversations import parse_template_kwargs
         from eyas.features.extract import extract
+        from eyas.machine import choose_precision
 
         counts = extract(
-            folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device, dtype=dtype,
-            trust_remote_code=trust_remote_code, template_kwargs=parse_template_kwargs(template_args),
-            recorded=recorded, **shared,
+            folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
+            dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
+            template_kwargs=parse_template_kwargs(template_args), **shared,
         )  # fmt: skip
     else:
         from eyas.features.foreign import import_foreign

@@ -40,7 +40,13 @@ Examples:
     "--slots", type=click.IntRange(min=1), default=96, show_default=True, help="Answers generated at once, here."
 )
 @click.option("--device", default="cpu", show_default=True, help="Where the target runs: cpu, cuda, cuda:1, auto.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="`auto`: the faster of the first two here.",
+)
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
 @click.option(
     "--record-states", is_flag=True, help="Keep the target's states in OUT/states, for `eyas extract --recorded`."
@@ -85,6 +91,7 @@ def command(
 
     from tqdm import tqdm
 
+    from eyas.machine import choose_precision
     from eyas.prompts import Prompts, load_prompts
     from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
     from eyas.target.server import ServerOptions
@@ -127,7 +134,7 @@ def command(
             max_supervised_tokens=max_supervised_tokens,
             server=server,
             device=device,
-            dtype=dtype,
+            dtype=choose_precision(dtype, device),
             trust_remote_code=trust_remote_code,
             record_states=record_states,
             taps=chosen,
