@@ -1,0 +1,7 @@
+"""Static checks, one module a family: `check(case)` yields findings and changes nothing."""
+
+from __future__ import annotations
+
+from . import config, engines, maps, tensors
+
+FAMILIES = (maps, tensors, config, engines)
