@@ -98,9 +98,10 @@ def absolute(tensors: Tensors) -> torch.Tensor:
     return tensors["d2t"] + torch.arange(D)
 
 
-def tensor(
-    name: str, make: Callable[[Tensors], torch.Tensor | None], *without: str
-) -> Callable[[Tensors, Config], None]:
+Change = Callable[[Tensors, Config], None]
+
+
+def tensor(name: str, make: Callable[[Tensors], torch.Tensor | None], *without: str) -> Change:
     def change(tensors: Tensors, _: Config) -> None:
         value = make(tensors)
         if value is None:
