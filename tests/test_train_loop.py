@@ -211,7 +211,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_says_what_to_do(m, tmp_
 
     real = loop.ttt_loss
     monkeypatch.setattr(loop, "ttt_loss", broken)
-    with pytest.raises(EyasError, match=r"not finite at step 1. Lower train.lr \(now 0.012\).*another --out"):
+    with pytest.raises(EyasError, match=r"not finite at step 1. Lower train.lr \(now 0.002\).*another --out"):
         run(m, tmp_path / "a")
     document = m.features.document
 
