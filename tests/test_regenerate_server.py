@@ -114,7 +114,12 @@ def rows(path: Path) -> list[dict]:
 
 def test_answers_in_order_with_settings_and_key(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TINY_KEY", "s3cret")
-    fake = serve(echo)
+
+    def slow(fake: Fake, body: dict, count: int) -> tuple[int, dict, dict]:
+        time.sleep(0.05)  # so that requests overlap on a busy machine, too
+        return echo(fake, body, count)
+
+    fake = serve(slow)
     prompts = asked(*(f"p{i}" for i in range(30)))
     server = fake.options(api_key_env="TINY_KEY", concurrency=4)
     counts = regenerate(prompts, None, tmp_path, server=server, temperature=0.7, seed=3, max_new_tokens=9)
