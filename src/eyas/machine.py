@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from typing import Literal
@@ -24,6 +25,13 @@ def reuse_large_allocations() -> None:
     # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX. The mmap threshold stops at 32 MiB, so mmap is not used at all.
     mallopt(-1, (1 << 31) - 1)
     mallopt(-4, 0)
+
+
+def return_free_memory() -> None:
+    """Give freed blocks back to the kernel, which `reuse_large_allocations` keeps: between stages, not within one."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def native_bfloat16(device: str = "cpu") -> bool:

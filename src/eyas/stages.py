@@ -23,6 +23,7 @@ from typing import Any
 
 from eyas.artifacts import MANIFEST, atomic_write_json, canonical_json, read_manifest, remove_leftovers, sha256_json
 from eyas.errors import BadInput, EyasError
+from eyas.machine import return_free_memory
 
 RECORDS = "stages.json"
 SCHEMA = "eyas-stages/1"
@@ -114,6 +115,7 @@ class StageRunner:
             record.duration_s = round(record.duration_s + time.monotonic() - started, 2)
             record.peak_memory_gib = round(max(record.peak_memory_gib, peak_memory_gib()), 3)
             gc.collect()  # a model of this stage must not count in the memory of the next
+            return_free_memory()
             with contextlib.suppress(EyasError):  # where the disk is full, the stage's own error says so
                 self._write()
         record.output = output_digest(out)

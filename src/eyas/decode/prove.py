@@ -74,7 +74,7 @@ def prove(
     temperature: float = 0.0,
     ignore_eos: bool = False,
     seed: int = 0,
-    batch: int = 48,
+    batch: int = 24,
     timed: int = 1,
     device: str = "cpu",
     trust_remote_code: bool = False,
@@ -115,7 +115,7 @@ def measure(
     temperature: float = 0.0,
     ignore_eos: bool = False,
     seed: int = 0,
-    batch: int = 48,
+    batch: int = 24,
     timed: int = 1,
     on_answer: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
