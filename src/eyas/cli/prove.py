@@ -49,7 +49,7 @@ target do not belong together.
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the end of an answer, to compare with engines run so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
-@click.option("--batch", type=click.IntRange(min=1), default=48, show_default=True, help="Answers decoded together.")
+@click.option("--batch", type=click.IntRange(min=1), default=24, show_default=True, help="Answers decoded together.")
 @click.option(
     "--timed",
     type=click.IntRange(min=0),
