@@ -6,6 +6,7 @@ pytest -q tests/test_ask.py
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from eyas.artifacts import read_manifest
-from eyas.ask import JOURNAL, PROMPTS, ask, place_of_user, usable
+from eyas.ask import JOURNAL, PROMPTS, Asking, ask, place_of_user, usable
 from eyas.chat import render
 from eyas.cli.ask import command
 from eyas.errors import BadInput
@@ -25,7 +26,7 @@ from eyas.target.model import Target
 from eyas.target.requests import Request
 
 N = 60
-QUICK = {"max_new_tokens": 60, "top_k": 300, "slots": 16, "openings": ["what is", "", "def add"]}
+QUICK = Asking(openings=["what is", "", "def add"], max_new_tokens=60, top_k=300, slots=16)
 
 
 def rows(out: Path) -> list[dict]:
@@ -35,7 +36,7 @@ def rows(out: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def asked(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("asked")
-    ask(tiny_target, out, N, **QUICK)
+    ask(tiny_target, out, N, QUICK)
     return out
 
 
@@ -76,7 +77,7 @@ def test_messages_begin_with_their_openings_and_read_back_as_prompts(asked: Path
 
 
 def test_neither_neighbours_nor_an_earlier_kill_change_a_message(tiny_target: Path, asked: Path, tmp_path: Path):
-    ask(tiny_target, tmp_path / "narrow", N, **(QUICK | {"slots": 3}))
+    ask(tiny_target, tmp_path / "narrow", N, replace(QUICK, slots=3))
     assert (tmp_path / "narrow" / PROMPTS).read_bytes() == (asked / PROMPTS).read_bytes()
 
     # As a kill leaves it: a journal with some messages, in no order, and no manifest.
@@ -91,15 +92,15 @@ def test_neither_neighbours_nor_an_earlier_kill_change_a_message(tiny_target: Pa
 
     left = 7
     with pytest.raises(Killed):
-        ask(tiny_target, tmp_path / "killed", N, progress=die, **QUICK)
+        ask(tiny_target, tmp_path / "killed", N, QUICK, die)
     assert (tmp_path / "killed" / JOURNAL).exists()
     told: list[int] = []
-    ask(tiny_target, tmp_path / "killed", N, progress=told.append, **QUICK)
+    ask(tiny_target, tmp_path / "killed", N, QUICK, told.append)
     assert sum(told) == N - 7
     assert (tmp_path / "killed" / PROMPTS).read_bytes() == (asked / PROMPTS).read_bytes()
     assert not (tmp_path / "killed" / JOURNAL).exists()
     told.clear()
-    ask(tiny_target, tmp_path / "killed", N, progress=told.append, **QUICK)
+    ask(tiny_target, tmp_path / "killed", N, QUICK, told.append)
     assert told == [], "a finished folder is left alone"
 
 
@@ -107,7 +108,7 @@ def test_other_settings_do_not_mix(tiny_target: Path, tmp_path: Path):
     journal = Journal(tmp_path / JOURNAL, {"schema": "eyas-ask/1", "seed": 1})
     journal.close()
     with pytest.raises(BadInput, match="other settings"):
-        ask(tiny_target, tmp_path, 3, **QUICK)
+        ask(tiny_target, tmp_path, 3, QUICK)
 
 
 def test_what_is_left_out():

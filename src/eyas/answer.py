@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eyas.chat import Unusable, render
+from eyas.chat import Unusable, common_length, render
 from eyas.dialogue import Dialogue, Outcome, Reply
 from eyas.features.recorded import RecordingWriter, StatesMeta
 from eyas.target.generate import make_generator
@@ -112,5 +112,4 @@ def shared_prefix(tokenizer: Any) -> list[int]:
         )
     except Unusable:
         return []
-    length = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:length]
+    return a[: common_length(a, b)]

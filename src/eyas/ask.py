@@ -17,6 +17,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,23 @@ SHORTEST = 12  # characters: below that it is a greeting or a torn word
 Progress = Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class Asking:
+    """How the target is asked. All but `slots` and `trust_remote_code` decide what it says."""
+
+    openings: Sequence[str] = ("",)
+    max_new_tokens: int = 48
+    temperature: float = 1.0
+    top_k: int = 50
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    slots: int = 96
+    trust_remote_code: bool = False
+
+
 def ask(
-    target_dir: Path,
-    out_dir: Path,
-    count: int,
-    *,
-    openings: Sequence[str] = ("",),
-    max_new_tokens: int = 48,
-    temperature: float = 1.0,
-    top_k: int = 50,
-    seed: int = 0,
-    slots: int = 96,
-    device: str = "cpu",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
+    target_dir: Path, out_dir: Path, count: int, how: Asking | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Let the target begin `count` conversations; write the usable ones to out_dir/prompts.jsonl; return the counts.
 
@@ -58,26 +61,24 @@ def ask(
     """
     from eyas.target.source import identify
 
-    if count < 1 or not openings:
-        raise BadInput(f"count = {count}, {len(openings)} openings: at least one of each is needed")
+    how = how or Asking()
+    if count < 1 or not how.openings:
+        raise BadInput(f"count = {count}, {len(how.openings)} openings: at least one of each is needed")
     inputs = identify(target_dir)
-    how = {"openings": list(openings), "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
-           "seed": seed, "device": device, "dtype": dtype}  # fmt: skip
-    config = how | {"count": count}
+    settings = {k: v for k, v in asdict(how).items() if k not in ("slots", "trust_remote_code")}
+    settings["openings"] = list(how.openings)
+    config = settings | {"count": count}
     if is_current(out_dir, STAGE, inputs, config, SCHEMA):
         return dict(read_manifest(out_dir)["counts"])
     started = time.monotonic()
     remove_leftovers(out_dir)
     (out_dir / MANIFEST).unlink(missing_ok=True)
-    journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **how})
+    journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **settings})
     found: dict[int, tuple[str, str]] = {r["number"]: (r["text"], r["finish"]) for r in journal.records}
     missing = [number for number in range(count) if number not in found]
     try:
         if missing:
-            for number, text, finish in _messages(
-                target_dir, missing, openings, max_new_tokens, temperature, top_k, seed, slots, device, dtype,
-                trust_remote_code,
-            ):  # fmt: skip
+            for number, text, finish in _messages(target_dir, missing, how):
                 found[number] = (text, finish)
                 journal.append({"number": number, "text": text, "finish": finish})
                 if progress:
@@ -90,7 +91,7 @@ def ask(
     )  # fmt: skip
     write_manifest(
         out_dir, STAGE, inputs=inputs, config=config, counts=counts, duration_s=time.monotonic() - started,
-        files=[PROMPTS], seed=seed, schema=SCHEMA,
+        files=[PROMPTS], seed=how.seed, schema=SCHEMA,
     )  # fmt: skip
     journal.path.unlink(missing_ok=True)
     return counts
@@ -116,19 +117,7 @@ def usable(messages: Sequence[tuple[str, str]]) -> tuple[list[Prompt], dict[str,
     return list(prompts.values()), {"prompts": len(prompts)} | {reason: n for reason, n in found.items() if n}
 
 
-def _messages(
-    target_dir: Path,
-    numbers: Sequence[int],
-    openings: Sequence[str],
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    seed: int,
-    slots: int,
-    device: str,
-    dtype: str,
-    trust_remote_code: bool,
-) -> Iterator[tuple[int, str, str]]:
+def _messages(target_dir: Path, numbers: Sequence[int], how: Asking) -> Iterator[tuple[int, str, str]]:
     """(number, whole message, finish) as the target ends them."""
     import torch
 
@@ -136,15 +125,17 @@ def _messages(
     from eyas.target.model import Target
     from eyas.target.requests import Request
 
-    target = Target.load(target_dir, device=device, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+    dtype = getattr(torch, how.dtype)
+    target = Target.load(target_dir, device=how.device, dtype=dtype, trust_remote_code=how.trust_remote_code)
     before, ends = place_of_user(target.tokenizer)
+    openings = list(how.openings)
     starts = [before + list(target.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in openings]
     generator = make_generator(
-        target, slots=slots, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
+        target, slots=how.slots, max_new_tokens=how.max_new_tokens, temperature=how.temperature, top_k=how.top_k,
         eos_ids=sorted({*target.facts.eos_ids, *ends}), prefix=before[:-1],
     )  # fmt: skip
-    requests = [Request(n, starts[n % len(starts)], answer_seed(seed, f"ask {n}")) for n in numbers]
-    for answer in run_all(generator, requests, 2 * slots):
+    requests = [Request(n, starts[n % len(starts)], answer_seed(how.seed, f"ask {n}")) for n in numbers]
+    for answer in run_all(generator, requests, 2 * how.slots):
         said = answer.ids[:-1] if answer.finish == "stop" else answer.ids
         text = openings[answer.key % len(openings)] + target.tokenizer.decode(said, skip_special_tokens=True)
         yield answer.key, text, answer.finish
@@ -155,15 +146,14 @@ def place_of_user(tokenizer: Any) -> tuple[list[int], list[int]]:
 
     Raises BadInput where the template shows no such place.
     """
-    from eyas.chat import Unusable, render
+    from eyas.chat import Unusable, common_length, render
 
     words = ("Apples", "Why 7?")
     try:
         a, b = (render(tokenizer, [{"role": "user", "content": text}]) for text in words)
     except Unusable as error:
         raise BadInput(f"the target's chat template takes no lone user message ({error}), so it cannot ask") from error
-    head = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
-    tail = next((i for i, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), 0)
-    if not head:
+    head, tail = common_length(a, b), common_length(a[::-1], b[::-1])
+    if not head or a == b:
         raise BadInput("the target's chat template puts nothing before a user's message, so it cannot ask by itself")
     return a[:head], a[len(a) - tail :][:1]

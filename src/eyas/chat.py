@@ -21,7 +21,7 @@ import torch
 from eyas.errors import BadInput
 from eyas.tracers import Ends, Messages, Tracing, Unusable, end_texts, render_text
 
-__all__ = ["Encoded", "Unusable", "encode_conversation", "encode_recorded", "render"]
+__all__ = ["Encoded", "Unusable", "common_length", "encode_conversation", "encode_recorded", "render"]
 _MARKERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -49,6 +49,11 @@ def render(
     """
     text = render_text(tokenizer, messages, tools, add_generation_prompt, template_kwargs)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def encode_conversation(

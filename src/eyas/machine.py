@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 from typing import Literal
 
@@ -34,6 +35,7 @@ def return_free_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+@functools.cache
 def native_bfloat16(device: str = "cpu") -> bool:
     """Does `device` multiply in bfloat16 by instructions of its own? Without them it is slower than float32."""
     import torch

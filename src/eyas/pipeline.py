@@ -142,26 +142,16 @@ def ask(config: RunConfig, target: Path, out: Path) -> dict[str, Any]:
     """Requests that the target writes itself."""
     from tqdm import tqdm
 
+    from eyas.ask import Asking
     from eyas.ask import ask as stage
 
-    section = config.ask
-    assert section.count is not None
-    with tqdm(total=section.count, desc="ask", unit="message", disable=None) as bar:
-        return stage(
-            target,
-            out,
-            section.count,
-            openings=section.openings,
-            max_new_tokens=section.max_new_tokens,
-            temperature=section.temperature,
-            top_k=section.top_k,
-            seed=config.seed,
-            slots=config.regenerate.slots,
-            device=config.target.device,
-            dtype=config.target.dtype,
-            trust_remote_code=config.target.trust_remote_code,
-            progress=bar.update,
-        )
+    assert config.ask.count is not None
+    how = Asking(
+        **config.ask.model_dump(exclude={"count"}), seed=config.seed, slots=config.regenerate.slots,
+        **config.target.model_dump(exclude={"source"}),
+    )  # fmt: skip
+    with tqdm(total=config.ask.count, desc="ask", unit="message", disable=None) as bar:
+        return stage(target, out, config.ask.count, how, bar.update)
 
 
 def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:

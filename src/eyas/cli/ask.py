@@ -60,26 +60,15 @@ def command(
 ) -> None:
     from tqdm import tqdm
 
-    from eyas.ask import PROMPTS, ask
+    from eyas.ask import PROMPTS, Asking, ask
     from eyas.machine import choose_precision
     from eyas.stages import describe
     from eyas.target.source import resolve_target
 
-    folder = resolve_target(target)
+    how = Asking(
+        openings or ("",), max_new_tokens, temperature, top_k, seed, device, choose_precision(dtype, device), slots,
+        trust_remote_code,
+    )  # fmt: skip
     with tqdm(total=count, unit="message", disable=None) as bar:
-        counts = ask(
-            folder,
-            out,
-            count,
-            openings=openings or ("",),
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            seed=seed,
-            slots=slots,
-            device=device,
-            dtype=choose_precision(dtype, device),
-            trust_remote_code=trust_remote_code,
-            progress=bar.update,
-        )
+        counts = ask(resolve_target(target), out, count, how, bar.update)
     click.echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")

@@ -5,8 +5,9 @@ A broken draft often cannot be interpreted; then `reading` is None, `refusal` sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..draft.dialects import Reading, interpret
 from ..draft.dialects.keys import canonical_name
 from ..draft.files import DraftFolder, TensorRef, open_folder
-from ..draft.headers import read_array, read_header
+from ..draft.headers import BYTES
 from ..errors import BadInput
 from ..target.facts import TargetFacts
 
@@ -34,7 +35,6 @@ class Case:
     """Those that it is meant for; all where empty."""
     reading: Reading | None = None
     refusal: str = ""
-    _arrays: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: str | Path, facts: TargetFacts | None = None, engines: tuple[str, ...] = ()) -> Case:
@@ -85,12 +85,4 @@ class Case:
         ref = self.tensors.get(name)
         if ref is None:
             return None
-        if name not in self._arrays:
-            value: Any = None
-            if ref.file.suffix == ".safetensors":
-                entry = read_header(ref.file).entries[ref.name]
-                value = read_array(ref.file, entry) if entry.bytes <= SMALL else None
-            elif ref.dtype != "BF16":
-                value = ref.load().numpy()
-            self._arrays[name] = value
-        return self._arrays[name]
+        return ref.array() if math.prod(ref.shape) * BYTES[ref.dtype] <= SMALL else None

@@ -29,7 +29,7 @@ from ..target.weights import Ends, load_ends
 from ..vocab import VocabMap
 from .dialects import Reading, interpret, native
 from .dialects.canonical import canonical_config
-from .dialects.keys import MAPS
+from .expected import Inventory
 from .files import CONFIG, EYAS_JSON, open_folder
 from .model import Draft
 
@@ -120,25 +120,14 @@ def _check_tensors(reading: Reading, skip: set[str]) -> None:
             f"{reading.folder.path}: the config asks for {shape.num_layers} layers and {shape.num_taps} taps, the "
             f"tensors make {held} layers (and at most {MOST_TAPS} taps are read); repair the config"
         )
-    try:
-        with torch.device("meta"):
-            skeleton = Draft(shape, reading.conventions.with_(rope_type="default", rope_scaling={}))
-    except (EyasError, ValueError) as error:
-        raise BadInput(f"{reading.folder.config_file}: {error}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in skeleton.state_dict().items()}
-    sources = reading.canonical.sources
-    problems = []
-    for name in sorted(expected.keys() - sources.keys() - skip):
-        problems.append(f"{name} {list(expected[name])} is missing")
-    for name in sorted(sources.keys() - expected.keys() - set(MAPS) - {"embed_tokens.weight"}):
+    found, sources = Inventory.of(reading), reading.canonical.sources
+    problems = [f"{name} {list(wanted)} is missing" for name, wanted in found.missing.items() if name not in skip]
+    for name in found.unknown:
         ref = sources[name].ref
         problems.append(f"{ref.name} {list(ref.shape)} in {ref.file.name} is unknown")
-    for name in sorted(expected.keys() & sources.keys()):
-        if sources[name].shape != expected[name]:
-            ref = sources[name].ref
-            problems.append(
-                f"{ref.name} in {ref.file.name} is {list(sources[name].shape)}, expected {list(expected[name])}"
-            )
+    for name, (held_shape, wanted) in found.misshapen.items():
+        ref = sources[name].ref
+        problems.append(f"{ref.name} in {ref.file.name} is {list(held_shape)}, expected {list(wanted)}")
     if problems:
         files = ", ".join(file.name for file in reading.folder.files)
         raise BadInput(

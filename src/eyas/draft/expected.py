@@ -5,7 +5,11 @@ The same as the state dict of `model.Draft` (pytest tests/test_expected.py), wit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..conventions import Conventions
+from .dialects.common import Reading
+from .dialects.keys import MAPS
 from .shape import DraftShape
 
 
@@ -40,3 +44,25 @@ def expected_tensors(shape: DraftShape, c: Conventions) -> dict[str, tuple[int, 
             if c.mlp_bias:
                 out[f"{prefix}mlp.{name}_proj.bias"] = (rows,)
     return out | {"norm.weight": (h,), "lm_head.weight": (s.draft_vocab_size, h)}
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a checkpoint holds against what its sizes and conventions ask for; canonical names, sorted."""
+
+    missing: dict[str, tuple[int, ...]]
+    """Name -> expected shape."""
+    unknown: list[str]
+    misshapen: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """Name -> (shape in the file, expected shape)."""
+
+    @classmethod
+    def of(cls, reading: Reading) -> Inventory:
+        """Compare by headers alone; the embedding and the maps are other checks' matter."""
+        wanted = expected_tensors(reading.shape, reading.conventions)
+        held = {name: source.shape for name, source in reading.canonical.sources.items()}
+        return cls(
+            {name: wanted[name] for name in sorted(wanted.keys() - held.keys())},
+            sorted(held.keys() - wanted.keys() - set(MAPS) - {"embed_tokens.weight"}),
+            {n: (held[n], wanted[n]) for n in sorted(held.keys() & wanted.keys()) if held[n] != wanted[n]},
+        )

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
-from .headers import read_header
+from .headers import read_array, read_header
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 EYAS_JSON = "eyas.json"
@@ -38,6 +40,8 @@ class TensorRef:
     """Code as in safetensors: F32, BF16, I64."""
     file: Path
     load: Callable[[], torch.Tensor]
+    array: Callable[[], np.ndarray[Any, Any]]
+    """Its numbers, mapped where the file is safetensors, without torch; bfloat16 as bits (uint16)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,10 @@ def _is_tensors(value: Mapping[Any, Any]) -> bool:
 def _refs(file: Path) -> Iterable[TensorRef]:
     if file.suffix != ".safetensors":
         state = load_pickle(file)
-        return [TensorRef(k, tuple(v.shape), _code(v.dtype), file, lambda v=v: v) for k, v in state.items()]  # type: ignore[misc]
+        return [
+            TensorRef(k, tuple(v.shape), _code(v.dtype), file, partial(_same, v), partial(_numbers, v))
+            for k, v in state.items()
+        ]
 
     def load(name: str) -> torch.Tensor:
         from safetensors import safe_open
@@ -166,8 +173,19 @@ def _refs(file: Path) -> Iterable[TensorRef]:
             raise BadInput(
                 f"{file}: {name} is stored as {entry.dtype}; Eyas reads unquantised drafts ({', '.join(READABLE)})"
             )
-        refs.append(TensorRef(name, entry.shape, entry.dtype, file, lambda name=name: load(name)))  # type: ignore[misc]
+        array = partial(read_array, file, entry)
+        refs.append(TensorRef(name, entry.shape, entry.dtype, file, partial(load, name), array))
     return refs
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    import torch
+
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _code(dtype: torch.dtype) -> str:

@@ -19,11 +19,11 @@ from ..target.facts import TargetFacts, read_facts
 from .dialects import Reading, interpret
 from .dialects.keys import MAPS
 from .files import open_folder
-from .headers import BYTES, read_array, read_header
+from .headers import BYTES
 from .obstacles import ENGINES, obstacles
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 SHOWN = 4  # first entries of a map that are quoted
 PIECE = 1 << 22  # numbers at a time when statistics are taken
@@ -66,7 +66,7 @@ def describe_map(reading: Reading) -> dict[str, Any]:
     import numpy as np
 
     sources, shape = reading.canonical.sources, reading.shape
-    d2t, t2d = (_array(reading, name) if name in sources else None for name in MAPS)
+    d2t, t2d = (sources[name].ref.array() if name in sources else None for name in MAPS)
     out: dict[str, Any] = {"kind": reading.conventions.d2t, "size": shape.draft_vocab_size, "target": shape.vocab_size}
     if t2d is not None:
         out["t2d_marks"] = int(np.count_nonzero(t2d))
@@ -91,14 +91,6 @@ def describe_map(reading: Reading) -> dict[str, Any]:
         marked = np.flatnonzero(t2d)
         out["agrees_with_t2d"] = bool(np.array_equal(np.sort(ids), marked))
     return out
-
-
-def _array(reading: Reading, name: str) -> np.ndarray[Any, Any]:
-    """A small tensor as numpy values."""
-    ref = reading.canonical.sources[name].ref
-    if ref.file.suffix == ".safetensors":
-        return read_array(ref.file, read_header(ref.file).entries[ref.name])
-    return ref.load().numpy()
 
 
 def _tensors(reading: Reading, stats: bool) -> Iterator[dict[str, Any]]:

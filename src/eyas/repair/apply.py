@@ -68,26 +68,27 @@ def repair(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(atomic_dir(out))
         _copy(source, folder)
+        now = examine(folder, facts, engines)
         for _ in range(1 if finding else MOST):
-            now = examine(folder, facts, engines)
-            step = _step(source, folder, now, finding, others, facts, automatic=finding is None)
+            step = _step(source, folder, now, finding, others, facts)
             if step is None:
                 break
-            after = examine(folder, facts, engines)
-            _must_be_better(step, now, after)
+            before, now = now, examine(folder, facts, engines)
+            _must_be_better(step, before, now)
             done.steps.append(step)
         if not done.steps:
             raise BadInput(f"{source}: none of its errors can be mended without knowing more; see eyas doctor {source}")
-        done.left = [f for f in examine(folder, facts, engines) if f.severity is Severity.ERROR]
+        done.left = [f for f in now if f.severity is Severity.ERROR]
         _journal(folder, source, done.steps)
     return done
 
 
 def _step(
     source: Path, folder: Path, now: list[Finding], finding: str | None, reference: Case | None,
-    facts: TargetFacts | None, automatic: bool,
+    facts: TargetFacts | None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Do one repair in `folder`; None where automatic repair has nothing left to do."""
+    """Do one repair in `folder`; None where automatic repair (no `finding`) has nothing left to do."""
+    automatic = finding is None
     wanted = [f for f in now if (f.id == finding if finding else f.severity is Severity.ERROR)]
     if not wanted and not automatic:
         found = ", ".join(f.id for f in now if f.severity is not Severity.INFO) or "nothing"

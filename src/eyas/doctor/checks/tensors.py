@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...draft.dialects.keys import MAPS
-from ...draft.expected import expected_tensors
+from ...draft.expected import Inventory
 from ..case import Case
 from ..finding import Finding, Severity
 
@@ -27,21 +26,19 @@ def _inventory(case: Case) -> Iterator[Finding]:
     """Engines neither miss nor refuse what they do not know: both are silent in most of them."""
     if case.reading is None:
         return
-    expected = expected_tensors(case.reading.shape, case.reading.conventions)
-    held = {name: source.shape for name, source in case.reading.canonical.sources.items()}
-    missing = sorted(expected.keys() - held.keys() - {"lm_head.weight"})
+    found = Inventory.of(case.reading)
+    missing = [f"{name} {list(shape)}" for name, shape in found.missing.items() if name != "lm_head.weight"]
     if missing:
         yield Finding(
             "EY-TENSOR-MISSING",
             Severity.ERROR,
-            f"missing: {_some([f'{name} {list(expected[name])}' for name in missing])}",
+            f"missing: {_some(missing)}",
             "SGLang and vLLM leave such parameters as they were allocated, without a word; llama.cpp refuses the file",
             "Export the draft again from where it was trained",
             ("SGLang 0.5.23 llama_eagle3.py:325", "sgl-project/sglang#27908"),
         )
-    unknown = sorted(held.keys() - expected.keys() - set(MAPS) - {"embed_tokens.weight"})
-    if unknown:
-        foreign = [case.reading.canonical.sources[name].ref.name for name in unknown]
+    if found.unknown:
+        foreign = [case.reading.canonical.sources[name].ref.name for name in found.unknown]
         yield Finding(
             "EY-TENSOR-UNKNOWN",
             Severity.WARNING,
@@ -49,8 +46,7 @@ def _inventory(case: Case) -> Iterator[Finding]:
             "SGLang drops them in silence, vLLM stops with a KeyError: if one of them was trained, its work is lost",
             "Rename what was misspelled, or drop what is not needed",
         )
-    differing = [name for name in expected if name in held and held[name] != expected[name]]
-    wrong = [f"{name} {list(held[name])}, expected {list(expected[name])}" for name in differing]
+    wrong = [f"{name} {list(held)}, expected {list(wanted)}" for name, (held, wanted) in found.misshapen.items()]
     if wrong:
         yield Finding(
             "EY-TENSOR-SHAPE",
