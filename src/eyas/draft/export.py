@@ -193,11 +193,7 @@ def _fingerprints(target_dir: Path, declared: Mapping[str, str], draft: Path) ->
     """Fingerprints of the target; refuse one that is not the draft's."""
     from ..target import source
 
-    found = {
-        "target": source.fingerprint(target_dir),
-        "tokenizer": source.tokenizer_fingerprint(target_dir),
-        "template": source.template_fingerprint(target_dir),
-    }
+    found = source.identify(target_dir)
     for name in ("target", "tokenizer"):
         if declared.get(name) and declared[name] != found[name]:
             raise Mismatch(

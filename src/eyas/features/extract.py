@@ -28,7 +28,7 @@ from eyas.features.recorded import Recordings, StatesMeta
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
-from eyas.target.source import fingerprint, template_fingerprint, tokenizer_fingerprint
+from eyas.target.source import identify
 
 SET_ASIDE = "set-aside.jsonl"
 LOGIT_BYTES = 64 << 20  # of one chunk of float32 logits; more brings no speed and costs memory
@@ -130,14 +130,7 @@ def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = 
         logit_scale=facts.logit_scale,
         how=dict.fromkeys(told, Known.DECLARED),
     )
-    return FeatureMeta(
-        facts.hidden_size,
-        facts.vocab_size,
-        conventions,
-        fingerprint(folder),
-        tokenizer_fingerprint(folder),
-        template_fingerprint(folder),
-    )
+    return FeatureMeta(facts.hidden_size, facts.vocab_size, conventions, **identify(folder))
 
 
 def write_features(
