@@ -5,6 +5,7 @@ pytest -q tests/test_generate.py
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from eyas.errors import BadInput
+from eyas.target import generate
 from eyas.target.generate import Generator, PlainGenerator, Request, make_generator
 from eyas.target.model import Target
 
@@ -171,6 +173,24 @@ def test_other_families_against_transformers(family: str, tmp_path: Path):
     for ids, answer in zip(asked, answers(generator, asked), strict=True):
         assert answer.ids == reference(target, ids, 12)
     assert target.model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(("share", "kind"), [(1e-4, Generator), (1e-2, PlainGenerator)])
+def test_rounding_is_no_disagreement(share: float, kind: type, tmp_path: Path, monkeypatch, caplog):
+    """CPUs sum large products in another order than small ones; only more than that is another model, and is said."""
+    from transformers import AutoConfig
+
+    target = _family(AutoConfig.for_model("llama", **_sizes()), tmp_path)
+    slot_attention = generate.slot_attention
+
+    @contextlib.contextmanager
+    def rounded(model):
+        with slot_attention(model) as step:
+            yield lambda ids, now: (final := step(ids, now)) + share * final.abs().max()
+
+    monkeypatch.setattr(generate, "slot_attention", rounded)
+    assert type(make_generator(target, max_new_tokens=4)) is kind
+    assert ("its own, slower generation" in caplog.text) is (kind is PlainGenerator)
 
 
 def test_a_family_without_keys_and_values_falls_back(tmp_path: Path):

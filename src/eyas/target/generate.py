@@ -378,7 +378,7 @@ def make_generator(
         if target.model.config._attn_implementation != before:
             target.model.set_attn_implementation(before)
     logging.getLogger(__name__).warning(
-        "%s cannot be answered in large batches here (%s): its own, slower, generation is used", target.folder, why
+        "%s is not answered in large batches (%s); its own, slower generation is used", type(target.model).__name__, why
     )
     return PlainGenerator(target, **how)
 
