@@ -1,6 +1,6 @@
 """Small random drafts, and look-alikes of what other projects write, for the tests of draft/.
 
-from drafts import make_draft, write_flat
+from drafts import make_draft, write_flat, write_latent
 """
 
 from __future__ import annotations
@@ -136,4 +136,44 @@ def write_speculators(folder: Path, draft: Draft, vocab_map: VocabMap, **changes
     config = {k: v for k, v in {**config, **changes}.items() if v is not ...}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(foreign_tensors(draft, vocab_map, "layers0"), folder / "model.safetensors")
+    return folder
+
+
+MLA = {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+
+
+def latent_tensors(
+    draft: Draft, vocab_map: VocabMap, gate: bool = False, **sizes: int | None
+) -> dict[str, torch.Tensor]:
+    """Tensors of a draft of the same sizes with latent attention (MLA), `midlayer.` keys."""
+    s, m, h = draft.shape, {**MLA, **sizes}, draft.shape.hidden_size
+    qk, rank = m["qk_nope_head_dim"] + m["qk_rope_head_dim"], m["q_lora_rank"]
+    shapes: dict[str, tuple[int, ...]] = {"q_proj": (s.num_heads * qk, 2 * h)}
+    if rank is not None:
+        shapes = {"q_a_proj": (rank, 2 * h), "q_a_layernorm": (rank,), "q_b_proj": (s.num_heads * qk, rank)}
+    shapes |= {
+        "kv_a_proj_with_mqa": (m["kv_lora_rank"] + m["qk_rope_head_dim"], 2 * h),
+        "kv_a_layernorm": (m["kv_lora_rank"],),
+        "kv_b_proj": (s.num_heads * (m["qk_nope_head_dim"] + m["v_head_dim"]), m["kv_lora_rank"]),
+        "o_proj": (h, s.num_heads * m["v_head_dim"]),
+    }
+    if gate:
+        shapes["g_proj"] = (s.num_heads * m["v_head_dim"], 2 * h)
+    generator = torch.Generator().manual_seed(11)
+    kept = {k: v for k, v in foreign_tensors(draft, vocab_map).items() if "self_attn" not in k}
+    return kept | {
+        f"midlayer.self_attn.{name}.weight": torch.randn(shape, generator=generator) for name, shape in shapes.items()
+    }
+
+
+def write_latent(folder: Path, gate: bool = False, rename: Any = None, **changes: Any) -> Path:
+    """A draft with latent attention, as TorchSpec and Model Optimizer write it. `rename`: old name -> new one."""
+    draft, vocab_map = make_draft()
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = {name: changes[name] for name in MLA if name in changes}
+    tensors = latent_tensors(draft, vocab_map, gate, **sizes)
+    save_file({(rename or str)(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    named = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "head_dim": ...}
+    config = flat_config(draft, **{**named, **MLA, "num_key_value_heads": draft.shape.num_heads, **changes})
+    (folder / "config.json").write_text(json.dumps(config))
     return folder

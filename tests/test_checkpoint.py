@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from drafts import foreign_tensors, make_draft, with_embedding, write_flat, write_speculators
 from eyas.conventions import Known
 from eyas.draft.checkpoint import load_draft, read_draft, save_draft
-from eyas.draft.export import check_draft
 from eyas.errors import BadInput, EyasError, Mismatch
+from eyas.export.check import check_draft
 from eyas.target.facts import read_facts
 from eyas.target.weights import load_ends
 
@@ -286,7 +286,6 @@ def test_other_kinds_of_drafts_are_named(tmp_path, tiny_target):
     one = {k: v for k, v in tensors.items() if "norm" not in k} | {"fc.weight": torch.zeros(32, 64)}
     cases = {
         "EAGLE-1/2": one,
-        "MLA": tensors | {"midlayer.self_attn.q_a_proj.weight": torch.zeros(4, 64)},
         "not an EAGLE-3 draft": {"model.layers.0.self_attn.q_proj.weight": torch.zeros(32, 32)},
         "quantised": tensors | {"fc.weight_scale": torch.ones(1)},
     }

@@ -73,10 +73,16 @@ def test_damaged_safetensors_are_named(single, damage):
                          "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()  # fmt: skip
     file.write_bytes({
         "truncated": whole[: len(whole) // 2], "huge header": (1 << 62).to_bytes(8, "little") + whole[8:], "empty": b"",
-        "text": b"version https://git-lfs.github.com/spec/v1\n",
+        "text": b"<html>404 Not Found</html>\n",
         "overlap": len(header).to_bytes(8, "little") + header + bytes(12),
     }[damage])  # fmt: skip
     with pytest.raises(BadInput, match=r"model\.safetensors is not a readable safetensors file"):
+        load_draft(single)
+
+
+def test_a_pointer_in_the_place_of_a_file_is_called_that(single):
+    (single / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n")
+    with pytest.raises(BadInput, match=r"is a Git LFS pointer.*git lfs pull"):
         load_draft(single)
 
 
@@ -114,7 +120,11 @@ def test_code_in_a_pickle_is_never_run(single, monkeypatch):
         ({"draft_vocab_size": 121}, r"lm_head.weight in model.safetensors is \[120, 32\], expected \[121, 32\]"),
         # Sizes that would need terabytes, or a million modules, are compared with the file before anything is made.
         ({"intermediate_size": 1 << 36}, r"expected \[68719476736, 32\]"),
-        ({"num_hidden_layers": 1 << 36}, "the tensors make 1 layers"),
+        ({"num_hidden_layers": 1 << 36}, "num_hidden_layers = 68719476736; at most 256 is believed"),
+        ({"num_hidden_layers": 40}, "asks for 40 layers, the tensors make 1"),
+        ({"vocab_size": 1 << 34}, "vocab_size = 17179869184; at most 16,777,216 is believed"),
+        ({"rope_theta": 10**400}, "rope_theta = inf, expected a finite number"),
+        ({"rope_scaling": {"type": "linear", "factor": float("inf")}}, "factor of RoPE = inf, expected a finite"),
         ({"num_attention_heads": 1 << 20}, r"expected \[8388608, 64\]"),
     ],
 )
@@ -223,7 +233,7 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path, monkeypatch):
         raise RuntimeError("stop")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(checkpoint, "write_draft", stop)
+        patch.setattr(checkpoint, "atomic_save_safetensors", stop)
         save_draft(other, its_map, out)
     assert torch.equal(load_draft(out)[0].fc.weight, draft.fc.weight)  # put back
     save_draft(other, its_map, out)

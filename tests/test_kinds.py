@@ -50,8 +50,11 @@ def write(folder: Path, shapes: dict[str, tuple[int, ...]], **config: Any) -> Pa
         ("a whole language model", {k: v for i in range(4) for k, v in layer(f"model.layers.{i}.").items()}, {}),
         ("a LoRA adapter", {"base_model.model.layers.0.self_attn.q_proj.lora_A.weight": (4, H)}, {}),
         ("a quantised checkpoint", {"fc.weight": (H, 3 * H), "midlayer.hidden_norm.weight": (H,), **SCALED}, {}),
-        ("a draft with MLA attention", {"midlayer.hidden_norm.weight": (H,),
-                                        "midlayer.self_attn.kv_a_proj_with_mqa.weight": (H, H)}, {}),
+        ("a quantised checkpoint", {"fc.weight": (H, 3 * H), "layers.0.mlp.up_proj.input_scale": (1,)}, {}),
+        ("a DFlash draft", {"fc.weight": (H, 5 * H), **layer("layers.0.")}, {"dflash_config": {"mask_token_id": 3}}),
+        ("a DSpark draft", {"fc.weight": (H, 5 * H), **layer("layers.0.")}, {"architectures": ["DSparkDraftModel"]}),
+        ("a P-EAGLE draft", {"fc.weight": (H, 3 * H), "midlayer.hidden_norm.weight": (H,), "mask_hidden": (1, 1, H)},
+         {"parallel_drafting": True}),
         ("not an EAGLE-3 draft", {"something.weight": (2, 2)}, {}),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from .headers import BYTES
 if TYPE_CHECKING:
     import numpy as np
 
-BLOCK = 1 << 26  # bytes copied at a time
+BLOCK = 1 << 30  # bytes asked of the kernel at a time
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Piece:
 
 
 def assemble(out: Path, pieces: Sequence[Piece], metadata: Mapping[str, str] | None = None) -> None:
-    """Write `out`, synced. Raises BadInput where a source ends early or a part has another size, EyasError on a full disk.
+    """Write `out`, which must not exist, synced.
 
-    `out` must not exist.
+    Raises BadInput where a source ends early or a part has another size, EyasError on a full disk.
     """
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
@@ -89,7 +89,7 @@ def assemble(out: Path, pieces: Sequence[Piece], metadata: Mapping[str, str] | N
 def _write(new: int, value: np.ndarray[Any, Any]) -> None:
     import numpy as np
 
-    left = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    left = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     while left:
         left = left[os.write(new, left[:BLOCK]) :]
 

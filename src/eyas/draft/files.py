@@ -9,6 +9,9 @@ weights_only. Spelling is not interpreted here: that is what dialects/ are for. 
 from __future__ import annotations
 
 import json
+import re
+import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 EYAS_JSON = "eyas.json"
 CONFIG = "config.json"
+TRAINING_STATE = "training_state.pt"
+LONGEST_NAME = 255  # of a file, as most file systems have it
 # Where a training state keeps the draft's tensors: SpecForge (export/checkpoint_io.py) and what others call it.
 NESTED_STATES = ("draft_state_dict", "draft_model", "model_state_dict", "state_dict", "model", "module")
 READABLE = ("F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8")
@@ -68,6 +73,13 @@ def open_folder(path: str | Path) -> DraftFolder:
     Raises BadInput naming the file for anything that is missing, damaged, or leads out of the folder.
     """
     path = Path(path)
+    try:
+        return _open(path)
+    except OSError as error:  # no permission, a name too long for the file system, a disk that fails
+        raise BadInput(f"{error.filename or path} cannot be read ({error.strerror or error})") from error
+
+
+def _open(path: Path) -> DraftFolder:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a directory with config.json and the draft's weights")
@@ -82,7 +94,9 @@ def open_folder(path: str | Path) -> DraftFolder:
         if name not in tensors or tensors[name].file != file:
             raise BadInput(f"the index of {folder} places {name} in {file.name}, which does not hold it")
     if not (folder / CONFIG).is_file():
-        raise BadInput(f"{folder} has no {CONFIG}; put the draft's model config there under that name")
+        state = any(file.name == TRAINING_STATE for file in files)
+        hint = " (a training state holds none: it is the one that the training run was given)" if state else ""
+        raise BadInput(f"{folder} has no {CONFIG}; put the draft's model config there under that name{hint}")
     eyas = read_json(folder / EYAS_JSON) if (folder / EYAS_JSON).is_file() else None
     return DraftFolder(folder, read_json(folder / CONFIG), eyas, tensors, tuple(files))
 
@@ -105,19 +119,22 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, Path] | None]:
             if missing:
                 raise BadInput(f"{folder}: the shards {', '.join(missing)} are missing, though {index.name} names them")
             return list(inside.values()), {tensor: inside[name] for tensor, name in listed.items()}
-    for pattern in ("*.safetensors", "*.bin", "training_state.pt", "*.pt"):
+    for pattern in ("*.safetensors", "*.bin", TRAINING_STATE, "*.pt"):
         found = sorted(file for file in folder.glob(pattern) if file.is_file())
         if found and (len(found) == 1 or pattern == "*.safetensors"):
             return found, None
         if found:
             raise BadInput(f"{folder} holds {', '.join(f.name for f in found)}; name the file that is the draft")
-    raise BadInput(f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt)")
+    below = sorted(file.parent.name for file in folder.glob(f"*/{TRAINING_STATE}"))
+    hint = f"; a training run keeps them below: give {folder / below[-1]}" if below else ""
+    raise BadInput(f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt){hint}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises BadInput naming the file when it is something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # halves of characters, which nothing could print
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not readable JSON ({error}); copy or download it again") from error
     if not isinstance(value, dict):
@@ -126,14 +143,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part."""
+    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part.
+
+    Files of today's format are mapped, so that sizes which a forged file claims are bounded by the file itself.
+    """
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            with zipfile.ZipFile(path) as parts:
+                if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
+                    raise ValueError("its parts are compressed, which torch.save never does")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on odd pickles; what matters is raised
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises a dozen kinds; all are about this file
         raise BadInput(
-            f"{path} cannot be read as plain tensors ({_first_line(error)}); nothing in it was executed. "
+            f"{path} cannot be read as plain tensors ({_why(error)}); nothing in it was executed. "
             f"Convert it to safetensors where it was made"
         ) from error
     for key in NESTED_STATES:
@@ -144,6 +171,11 @@ def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
         held = sorted(map(str, state))[:8] if isinstance(state, dict) else type(state).__name__
         raise BadInput(f"{path} holds no tensors by name (found {held}); expected a state dict, or one under "
                        f"{', '.join(NESTED_STATES)}")  # fmt: skip
+    for name, tensor in state.items():
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        # A view that repeats one number may claim any size; what is written down is as large as its storage.
+        if not plain or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+            raise BadInput(f"{path}: {name!r} is no plain tensor (sparse, quantised, or larger than what is stored)")
     return state
 
 
@@ -154,28 +186,35 @@ def _is_tensors(value: Mapping[Any, Any]) -> bool:
 
 
 def _refs(file: Path) -> Iterable[TensorRef]:
-    if file.suffix != ".safetensors":
-        state = load_pickle(file)
-        return [
-            TensorRef(k, tuple(v.shape), _code(v.dtype), file, partial(_same, v), partial(_numbers, v))
-            for k, v in state.items()
-        ]
+    refs = _safetensors_refs(file) if file.suffix == ".safetensors" else _pickle_refs(file)
+    for ref in refs:
+        if not ref.name.isprintable():
+            raise BadInput(f"{file}: {ref.name!r} is no name of a tensor; export the file again")
+        if ref.dtype not in READABLE:
+            raise BadInput(
+                f"{file}: {ref.name} is stored as {ref.dtype}; Eyas reads unquantised drafts ({', '.join(READABLE)})"
+            )
+    return refs
 
+
+def _pickle_refs(file: Path) -> list[TensorRef]:
+    return [
+        TensorRef(k, tuple(v.shape), _code(v.dtype), file, partial(_same, v), partial(_numbers, v))
+        for k, v in load_pickle(file).items()
+    ]
+
+
+def _safetensors_refs(file: Path) -> list[TensorRef]:
     def load(name: str) -> torch.Tensor:
         from safetensors import safe_open
 
         with safe_open(file, framework="pt") as handle:
             return handle.get_tensor(name)
 
-    refs = []
-    for name, entry in read_header(file).entries.items():
-        if entry.dtype not in READABLE:
-            raise BadInput(
-                f"{file}: {name} is stored as {entry.dtype}; Eyas reads unquantised drafts ({', '.join(READABLE)})"
-            )
-        array = partial(read_array, file, entry)
-        refs.append(TensorRef(name, entry.shape, entry.dtype, file, partial(load, name), array))
-    return refs
+    return [
+        TensorRef(name, entry.shape, entry.dtype, file, partial(load, name), partial(read_array, file, entry))
+        for name, entry in read_header(file).entries.items()
+    ]
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,19 +228,31 @@ def _numbers(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _code(dtype: torch.dtype) -> str:
-    """torch.bfloat16 -> BF16"""
+    """torch.bfloat16 -> BF16; a dtype that is not `READABLE` keeps its name."""
     name = str(dtype).removeprefix("torch.")
     known = {"bool": "BOOL", "bfloat16": "BF16", "uint8": "U8"}
-    return known.get(name) or name.replace("float", "F").replace("int", "I")
+    code = known.get(name) or name.replace("float", "F").replace("int", "I")
+    return code if code in READABLE else name
 
 
 def _inside(folder: Path, name: str, index: Path) -> Path:
     """The file that an index names. The entry itself may be a symlink (hub caches); its name may not lead out."""
     pure = PurePosixPath(name)
-    outside = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or "\0" in name
-    if outside or not (folder / pure).parent.resolve().is_relative_to(folder.resolve()):
-        raise BadInput(f"{index} names the file {name!r}, which leads out of the folder; refusing to follow it")
+    odd = not name.isprintable() or "\\" in name or ":" in name or len(name) > LONGEST_NAME
+    outside = not name or odd or pure.is_absolute() or ".." in pure.parts
+    try:
+        outside = outside or not (folder / pure).parent.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, no name at all
+        raise BadInput(f"{index} names the file {name[:80]!r}, which cannot be ({_first_line(error)})") from error
+    if outside:
+        raise BadInput(f"{index} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it")
     return folder / pure
+
+
+def _why(error: BaseException) -> str:
+    """What torch says of a pickle, without its advice to run the code in it."""
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it asks for {asked[1]}, which is code, not data" if asked else _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 LONGEST_HEADER = 100_000_000  # bytes; the library's own bound
 MOST_AXES = 16
+POINTER = b"version "  # of Git LFS: a few lines of text in the place of a file that was not fetched
 BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8, "BOOL": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
 }  # fmt: skip
 NUMPY = {
@@ -62,14 +63,17 @@ def read_header(path: Path) -> Header:
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if start == POINTER:
+                raise BadInput(f"{path} is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`")
             if size < 8 or length > min(LONGEST_HEADER, size - 8):
                 _refuse(path, f"its header is said to be {length:,} bytes long, the whole file has {size:,}")
             raw = file.read(length)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror or error})") from error
     try:
-        table = json.loads(raw, object_pairs_hook=_once)
+        table = json.loads(raw.decode(), object_pairs_hook=_once)  # UTF-8, where json alone would take others, too
     except (ValueError, RecursionError) as error:
         _refuse(path, f"its header is not JSON ({_short(error)})")
     if not isinstance(table, dict):
@@ -125,10 +129,11 @@ def _whole(values: Any) -> bool:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; a key given twice is an error, since readers would differ on which one holds."""
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"the name {twice!r} is given twice")
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"the name {_short(key)!r} is given twice")
+        out[key] = value
     return out
 
 

@@ -22,7 +22,8 @@ from torch import nn
 from ..artifacts import atomic_save_safetensors
 from ..errors import BadInput
 from ..vocab import VocabMap
-from .checkpoint import PROBE, load_draft
+from .checkpoint import load_draft
+from .directory import PROBE
 from .model import Draft
 from .unroll import Packing, Unroll
 

@@ -18,7 +18,8 @@ import torch
 
 from ..artifacts import MANIFEST, canonical_json, read_manifest, sha256_json
 from ..conventions import Known
-from ..draft.checkpoint import check_replaceable, load_draft
+from ..draft.checkpoint import load_draft
+from ..draft.directory import check_replaceable
 from ..draft.model import Draft
 from ..errors import BadInput, Mismatch
 from ..features.reader import FeatureSet

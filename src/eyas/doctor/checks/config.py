@@ -42,7 +42,7 @@ def _taps(case: Case) -> Iterator[Finding]:
     fc, wide = case.tensors.get("fc.weight"), case.number("target_hidden_size") or case.number("hidden_size")
     taps = fc.shape[1] // wide if fc and len(fc.shape) == 2 and wide and fc.shape[1] % wide == 0 else None
     if fc and wide and taps is None:
-        said_wide = f"fc.weight reads {fc.shape[-1]:,} features, no multiple of the target's width {wide:,}"
+        said_wide = f"fc.weight is {list(fc.shape)}: what it reads is no multiple of the target's width {wide:,}"
         yield _taps_error("WIDTH", said_wide)
     other = next(((where, ids) for where, ids in said.items() if taps is not None and len(ids) != taps), None)
     if other is not None:

@@ -6,32 +6,16 @@ and line) are in docs/facts/README.md.   pytest tests/test_export.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...conventions import Conventions
 from ...target.facts import TargetFacts
 from ..shape import DraftShape
-
-if TYPE_CHECKING:
-    import torch
+from .numbering import sglang_ids
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-# Targets whose SGLang class takes `eagle_config` ids as they are, unless the first is 1 (deepseek_v2.py:3467-3473).
-SGLANG_AS_GIVEN = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite")
 # RoPE kinds whose angles do not depend on max_position_embeddings, so that it may follow the target.
 LENGTH_FREE_ROPE = ("default", "linear", "llama3")
-
-
-def sglang_ids(taps: tuple[int, ...], model_type: str = "llama") -> list[int] | None:
-    """Spell taps as SGLang 0.5.23 reads them from `eagle_config`; None where it cannot be done.
-
-    Llama-like classes add 1 to every id; `SGLANG_AS_GIVEN` add 1 only if the first id is 1.
-    """
-    if model_type in SGLANG_AS_GIVEN:
-        if taps[0] == 2:
-            return [t - 1 for t in taps]
-        return None if taps[0] == 1 else list(taps)
-    return [t - 1 for t in taps]
 
 
 def max_position(conventions: Conventions, facts: TargetFacts | None) -> int:
@@ -45,9 +29,9 @@ def max_position(conventions: Conventions, facts: TargetFacts | None) -> int:
 
 
 def canonical_config(
-    shape: DraftShape, conventions: Conventions, facts: TargetFacts | None, dtype: torch.dtype
+    shape: DraftShape, conventions: Conventions, facts: TargetFacts | None, dtype: str
 ) -> dict[str, Any]:
-    """The config.json of a draft whose tensors are stored in `dtype`.
+    """The config.json of a draft whose tensors are stored in `dtype` (bfloat16, float32, ...).
 
     `facts` None: what only the target knows is left out.
     """
@@ -85,10 +69,10 @@ def canonical_config(
         "rope_theta": c.rope_theta,
         "rope_parameters": rope,
         "use_cache": True,
-        "dtype": str(dtype).removeprefix("torch."),
-        "torch_dtype": str(dtype).removeprefix("torch."),  # transformers before 5
+        "dtype": dtype,
+        "torch_dtype": dtype,  # transformers before 5
     }
-    ids = sglang_ids(taps, facts.model_type if facts else "llama")
+    ids = sglang_ids(taps, facts.model_type if facts else "llama", facts.num_layers if facts else c.num_target_layers)
     if ids is not None:
         config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
     if c.rope_type != "default":

@@ -62,15 +62,19 @@ class Fields:
         if found.value is None:
             raise BadInput(f"{self.file}: {name} is missing; add the draft's own value")
         if not 1 <= found.value < 1 << 40:
-            raise BadInput(f"{self.file}: {found.where} = {found.value}, expected a whole number of at least 1")
+            raise BadInput(f"{self.file}: {found.where or name} = {found.value}, expected a whole number of at least 1")
         return found
 
     def number(self, name: str, default: float, how: Known = Known.DEFAULT) -> Found:
         """A finite number."""
         found = self.get(name, (int, float), "a number", default, how)
-        if not math.isfinite(found.value):
-            raise BadInput(f"{self.file}: {found.where} = {found.value}, expected a finite number")
-        return Found(float(found.value), found.how, found.where)
+        try:
+            value = float(found.value)
+        except OverflowError:  # JSON has whole numbers of any length
+            value = math.inf
+        if not math.isfinite(value):
+            raise BadInput(f"{self.file}: {found.where} = {value}, expected a finite number")
+        return Found(value, found.how, found.where)
 
     def text(self, name: str, default: str) -> Found:
         """A string."""

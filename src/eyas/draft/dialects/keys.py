@@ -7,12 +7,13 @@ norm on the stream of every layer. Seen in the wild: prefixes, `layers.0.*`, fus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import BadInput
 from ..files import TensorRef
+from ..shape import MlaShape
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +26,16 @@ IGNORED = {
     r"(^|\.)rotary_emb\.": "RoPE tables follow from the config",
     r"^verifier_norm\.": "the target's final norm, used in training only",
     r"^verifier_lm_head\.": "the target's head, used in training only",
-    r"^mask_hidden$": "read in parallel drafting only",
+    r"^(mask_hidden$|parallel_draft_heads\.)": "read in parallel drafting only",
 }
 FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.fused_qkv_a_proj_with_mqa": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 MAPS = ("d2t", "t2d")
+LATENT = re.compile(r"self_attn\.(fused_qkv_a_proj_with_mqa|q_a_proj|kv_a_proj_with_mqa|kv_b_proj)\.")
+"""Names that only latent attention (MLA) has."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,13 @@ class Canonical:
 
     def num_layers(self) -> int:
         """Layers that have a tensor."""
-        found = [int(m[1]) for name in self.sources if (m := re.match(r"layers\.(\d+)\.", name))]
+        found = [int(m[1]) for name in self.sources if (m := re.match(r"layers\.(\d{1,9})\.", name))]
         return 1 + max(found, default=0)
+
+
+def has_latent_attention(names: Iterable[str]) -> bool:
+    """Do these (foreign) names belong to a draft with MLA?"""
+    return any(LATENT.search(name) for name in names)
 
 
 def canonical_name(name: str) -> str:
@@ -90,11 +99,17 @@ def canonical_name(name: str) -> str:
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
-def canonicalise(tensors: Mapping[str, TensorRef], fused_rows: Callable[[str, int], list[int]]) -> Canonical:
-    """Canonical view of the tensors of a folder.
+def fused_rows(q: int, kv: int, mla: MlaShape | None) -> Callable[[str, int], list[int]]:
+    """(kind, its rows) -> rows of its parts, for the kinds of `FUSED`; `q`, `kv`: rows of q_proj and of k_proj."""
+    latent = [mla.q_lora_rank or 0, mla.kv_lora_rank + mla.qk_rope_head_dim] if mla else [0, 0]
+    rows = {"self_attn.qkv_proj": [q, kv, kv], "self_attn.fused_qkv_a_proj_with_mqa": latent}
+    return lambda kind, total: rows.get(kind) or [total // 2, total - total // 2]
 
-    `fused_rows(kind, total)` gives the row counts of the parts of a fused projection ("self_attn.qkv_proj" or
-    "mlp.gate_up_proj") of `total` rows. Raises BadInput when two tensors mean the same one.
+
+def canonicalise(tensors: Mapping[str, TensorRef], rows_of: Callable[[str, int], list[int]]) -> Canonical:
+    """Canonical view of the tensors of a folder; `rows_of` as `fused_rows` makes it.
+
+    Raises BadInput when two tensors mean the same one.
     """
     out = Canonical()
 
@@ -115,7 +130,7 @@ def canonicalise(tensors: Mapping[str, TensorRef], fused_rows: Callable[[str, in
         elif kind is None or not ref.shape:
             put(name, Source(ref))
         else:
-            rows = fused_rows(kind, ref.shape[0])
+            rows = rows_of(kind, ref.shape[0])
             if sum(rows) != ref.shape[0]:
                 raise BadInput(
                     f"{ref.file}: {foreign} has {ref.shape[0]} rows, the config asks for {' + '.join(map(str, rows))}"

@@ -5,15 +5,18 @@ The config.json beside it says the same in the flat dialect, for the engines.   
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ...conventions import Conventions
 from ...errors import BadInput
 from ..files import EYAS_JSON, DraftFolder
 from ..shape import DraftShape
 from .common import Reading
-from .keys import canonicalise
+from .keys import canonicalise, fused_rows
 
 NAME = "eyas"
 SCHEMA = "eyas-draft/1"
+TABLES = ("target", "tensors", "predicted", "provenance")  # what others read of eyas.json
 
 
 def matches(folder: DraftFolder) -> bool:
@@ -28,13 +31,18 @@ def read(folder: DraftFolder, target_layers: int | None) -> Reading:
         raise BadInput(
             f"{where}: expected schema {SCHEMA!r}, found {declared.get('schema')!r}; update Eyas or export again"
         )
+    odd = next((name for name in TABLES if not isinstance(declared.get(name) or {}, Mapping)), None)
+    if odd is not None:
+        raise BadInput(f"{where}: {odd} = {declared[odd]!r:.80}, expected an object; export the draft again")
     try:
         shape = DraftShape.from_dict(declared["shape"])
         conventions = Conventions.from_dict(declared["conventions"])
-    except (KeyError, TypeError, ValueError) as error:
+        if (shape.mla is not None) != (conventions.attention == "mla"):
+            raise ValueError("shape.mla and conventions.attention contradict each other")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{where}: {type(error).__name__} {error}; export the draft again") from error
     kv, q = shape.num_kv_heads * shape.head_dim, shape.num_heads * shape.head_dim
-    rows = {"self_attn.qkv_proj": [q, kv, kv], "mlp.gate_up_proj": [shape.intermediate_size] * 2}
-    canonical = canonicalise(folder.tensors, lambda kind, total: rows[kind])
+    canonical = canonicalise(folder.tensors, fused_rows(q, kv, shape.mla))
     notes = tuple(f"{name} is not used: {why}" for name, why in canonical.ignored.items())
-    return Reading(NAME, folder, shape, conventions, canonical, notes)
+    producer = f"Eyas {declared.get('eyas_version') or ''}".strip()
+    return Reading(NAME, folder, shape, conventions, canonical, notes, producer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...conventions import Known
 from ...errors import BadInput
 from ..files import DraftFolder
-from .common import Reading, Silence, ascending, read_llama_like
+from .common import Reading, Silence, ascending, read_decoder
 from .fields import Fields, Found
 
 NAME = "speculators"
@@ -33,4 +33,5 @@ def read(folder: DraftFolder, target_layers: int | None) -> Reading:
     model = Fields(folder.config_file, [(f"{LAYER}.", layer)])
     silence = Silence(norm_before_residual=Found(True, Known.GUESSED))
     taps = ascending(draft.ids("eagle_aux_hidden_state_layer_ids"))
-    return read_llama_like(NAME, folder, model, draft, taps, silence, target_layers)
+    producer = f"speculators {folder.config.get('speculators_version') or ''}".strip()
+    return read_decoder(NAME, producer, folder, model, draft, taps, silence, target_layers)
