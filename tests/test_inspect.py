@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from drafts import flat_config, foreign_tensors, make_draft, write_flat
 from eyas.cli.inspect import command
+from eyas.describe import inspect_draft
 from eyas.draft.checkpoint import save_draft
-from eyas.draft.inspect import inspect_draft
 from eyas.errors import BadInput
 from eyas.vocab import VocabMap
 
@@ -48,7 +48,7 @@ def test_eyas_own_directory(tmp_path: Path):
     assert report["bytes"] == sum(v.numel() * v.itemsize for v in stored.values())
     assert report["map"]["agrees_with_t2d"] is True
     assert {name: engine["runs"] for name, engine in report["engines"].items()} == {
-        "sglang": True, "vllm": True, "llamacpp": True,
+        "sglang": "as trained", "vllm": "as trained", "llamacpp": "as trained", "openvino": "otherwise",
     }  # fmt: skip
     assert json.loads(json.dumps(report)) == report
 
@@ -64,8 +64,8 @@ def test_how_a_value_is_known_and_what_an_engine_cannot(tmp_path: Path, tiny_tar
     assert conventions["norm_output"] == {"value": True, "how": "guessed"}
     assert conventions["qk_norm"] == {"value": False, "how": "inferred"}
     assert report["target"] == {"model_type": "llama", "layers": 8}
-    assert not report["engines"]["llamacpp"]["runs"]
-    assert "norm_output" in report["engines"]["llamacpp"]["obstacles"][0]["what"]
+    assert report["engines"]["llamacpp"]["runs"] == "otherwise"
+    assert "norm_output is true, it runs false" in report["engines"]["llamacpp"]["differences"][0]["what"]
 
 
 def test_fused_and_foreign_names_are_shown_as_what_they_are(tmp_path: Path, tiny_target: Path):
@@ -140,7 +140,7 @@ def test_without_statistics_torch_is_not_imported(tmp_path: Path):
     draft, vocab_map = make_draft()
     out = save_draft(draft, vocab_map, tmp_path / "draft")
     code = (
-        "import sys; from eyas.draft.inspect import inspect_draft; "
+        "import sys; from eyas.describe import inspect_draft; "
         f"inspect_draft({str(out)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

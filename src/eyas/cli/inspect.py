@@ -27,6 +27,14 @@ Exit codes: 0 described, 2 not a readable EAGLE-3 draft.
 """
 
 
+RUNS = {
+    "as trained": "runs it as trained",
+    "depends": "runs it as trained, under a condition",
+    "otherwise": "RUNS ANOTHER MODEL",
+    "not": "DOES NOT START",
+}
+
+
 @click.command("inspect", help=HELP, short_help="Describe a draft: sizes, conventions, map, tensors, engines.")
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="Its target: names the taps where the draft leaves them out, and the engines' rules.")
@@ -34,7 +42,7 @@ Exit codes: 0 described, 2 not a readable EAGLE-3 draft.
 @click.option("--all", "everything", is_flag=True, help="Show conventions at their defaults, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(draft: Path, target: str | None, stats: bool, everything: bool, as_json: bool) -> None:
-    from eyas.draft.inspect import inspect_draft
+    from eyas.describe import inspect_draft
 
     folder = None
     if target is not None:
@@ -58,9 +66,8 @@ def _print(report: Mapping[str, Any], everything: bool) -> None:
     console.print(f"{report['path']}: {report['producer']}, read in the {report['dialect']} dialect")
     console.print(
         f"{report['parameters']:,} parameters, {report['bytes'] / 2**20:,.1f} MiB; {shape['num_layers']} layer, "
-        f"{shape['hidden_size']:,} wide, MLP {shape['intermediate_size']:,}, {shape['num_heads']} heads and "
-        f"{shape['num_kv_heads']} key heads of {shape['head_dim']}, {shape['num_taps']} taps of "
-        f"{shape['target_hidden_size']:,}"
+        f"{shape['hidden_size']:,} wide, MLP {shape['intermediate_size']:,}, {_heads_text(shape)}, "
+        f"{shape['num_taps']} taps of {shape['target_hidden_size']:,}"
     )
     console.print(_map_text(report["map"]) + "\n")
 
@@ -87,12 +94,31 @@ def _print(report: Mapping[str, Any], everything: bool) -> None:
 
     for note in report["notes"]:
         console.print(f"note: {note}")
-    where = f" for a {report['target']['model_type']} target" if report["target"] else ""
-    console.print(f"once exported by Eyas{where}:")
+    where = f" on a {report['target']['model_type']} target" if report["target"] else ""
+    console.print(f"as it stands, each engine{where}:")
     for name, engine in report["engines"].items():
-        console.print(f"  {name}: " + ("runs as trained" if engine["runs"] else ""))
-        for obstacle in engine["obstacles"]:
-            console.print(f"    {obstacle['what']}; {obstacle['way_out']}")
+        said = RUNS[engine["runs"]]
+        console.print(f"  {name} {engine['version']}: {said}")
+        for difference in engine["differences"]:
+            console.print(f"    {difference['what']}; {difference['way_out']}")
+        if engine["dropped"]:
+            console.print(f"    drops {', '.join(engine['dropped'])}")
+        for need in engine["needs"]:
+            console.print(f"    needs {need}")
+
+
+def _heads_text(shape: Mapping[str, Any]) -> str:
+    """Heads of either kind of attention."""
+    mla = shape.get("mla")
+    if mla is None:
+        return f"{shape['num_heads']} heads and {shape['num_kv_heads']} key heads of {shape['head_dim']}"
+    queries = f"queries from {mla['q_lora_rank']:,}" if mla["q_lora_rank"] else "queries not compressed"
+    gate = ", output gate" if mla["output_gate"] else ""
+    return (
+        f"latent attention (MLA) of {shape['num_heads']} heads: {queries}, keys and values from "
+        f"{mla['kv_lora_rank']:,}, keys {mla['qk_nope_head_dim']} + {mla['qk_rope_head_dim']} wide, values "
+        f"{mla['v_head_dim']}{gate}"
+    )
 
 
 def _map_text(m: Mapping[str, Any]) -> str:
@@ -104,6 +130,8 @@ def _map_text(m: Mapping[str, Any]) -> str:
     said = f"draft vocabulary {m['size']:,} of {m['target']:,}; d2t begins {m['first']}"
     if m["at_1000"] is not None:
         said += f", d2t[1000] = {m['at_1000']}"
+    if not m["first"]:
+        return said + "; D2T IS EMPTY"
     sound = m["ascending"] and m["in_range"]
     if sound and m["identity_prefix"]:
         said += f"; the first {m['identity_prefix']:,} ids coincide, so their offsets are rightly 0"

@@ -1,0 +1,190 @@
+"""vLLM: how `Eagle3LlamaForCausalLM` and its loader read a draft directory, flat or written by speculators.
+
+Unknown names raise, missing ones are left in silence; ids of layers are taps. What a flag's absence means depends on
+the style of the config. File and line of each rule: docs/facts/README.md.   pytest tests/test_engines_profiles.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import vllm_mla
+from .hf_config import HfConfig
+from .reading import (
+    ONES,
+    UNUSED,
+    ZEROS,
+    Dropped,
+    EngineReading,
+    Failure,
+    Into,
+    Place,
+    Refused,
+    Seen,
+    Slot,
+    Stops,
+    attempt,
+    fill,
+)
+from .vllm_capture import EXPORT, IDS, captured, launch
+
+ENGINE, VERSION = "vllm", "0.32.0"
+ARCHITECTURE = "Eagle3LlamaForCausalLM"
+ACCEPTED = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3DraftModel",
+)
+FROM_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
+STACKED = {
+    ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
+    ".gate_proj": (".gate_up_proj", "gate"), ".up_proj": (".gate_up_proj", "up"),
+}  # fmt: skip
+
+
+def read(seen: Seen) -> EngineReading:
+    """The directory as this version reads it."""
+    return attempt(ENGINE, VERSION, _read, seen)
+
+
+def _read(seen: Seen) -> EngineReading:
+    raw = _flattened(seen)
+    if raw.get("architectures", [""])[0] in vllm_mla.ACCEPTED:
+        return vllm_mla.read(seen, EngineReading(ENGINE, VERSION, vllm_mla.ARCHITECTURE))
+    config = HfConfig.of(raw)
+    hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
+    nested = config.nested("eagle_config")
+    ids = raw.get(IDS) or nested.get(IDS) or None
+    count = raw.get("num_aux_hidden_states") or len(nested.get(IDS) or ()) or 3
+    used = bool(nested.get("use_aux_hidden_state", True))
+    flags = {name: bool(raw.get(name)) for name in ("norm_before_residual", "fc_norm", "norm_output")}
+    flags["norm_before_fc"] = bool(nested.get("norm_before_fc", raw.get("norm_before_fc")))
+    target_hidden = raw.get("target_hidden_size", hidden)
+    if target_hidden is None and used:
+        raise Stops(
+            "configuration", "TypeError", "target_hidden_size is null and is multiplied", "remove it, or write it"
+        )
+    size = raw.get("draft_vocab_size") or vocab
+    slots = _slots(config, flags, count if used else 0, target_hidden, size)
+    if config.get("hidden_act") != "silu":
+        raise Stops("configuration", "ValueError", f"hidden_act = {config.get('hidden_act')!r}; only silu is run", "")
+    if size != vocab:
+        slots["draft_id_to_target_id"] = Slot((size,), blank=ZEROS)
+    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots, flags, used), "AssertionError", cuts=True)
+    taps, failure = captured(seen, ids), None
+    if taps is not None and used and len(taps) != count:
+        what = f"{len(taps)} layers are captured ({list(taps)}), fc takes {count}"
+        failure = Failure("first request", "RuntimeError", what, "name the layers, and write num_aux_hidden_states")
+    head = parameters["lm_head.weight"].filled == "whole"
+    values: dict[str, Any] = {
+        **config.common(),
+        **flags,
+        "taps": taps,
+        "num_target_layers": seen.layers,
+        "d2t": "offset" if size != vocab else "none",
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "logit_scale": float(raw.get("logit_scale", 1.0)),
+        "sliding_window": _window(raw),
+        "embedding": "own" if parameters["model.embed_tokens.weight"].keys else "target",
+        "head": "own" if head else "target" if size == vocab else "target_rows",
+    }
+    surprises = () if used else ("use_aux_hidden_state is false: the target's final state is fed, and fc is skipped",)
+    return EngineReading(
+        ENGINE, VERSION, ARCHITECTURE, failure, parameters, dropped, values, launch(seen, values), surprises
+    )
+
+
+def _flattened(seen: Seen) -> Mapping[str, Any]:
+    """The config as the draft class gets it (transformers_utils/config.py:315, configs/speculators/algos.py:18)."""
+    raw = seen.folder.config
+    if raw.get("speculators_config") is not None and not raw.get("model_type"):
+        kind = raw.get("speculators_model_type")
+        if kind != "eagle3":
+            raise Stops(
+                "configuration", "ValidationError", f"speculators_model_type = {kind!r}", "give an eagle3 draft"
+            )
+        layer = raw.get("transformer_layer_config")
+        if not isinstance(layer, dict):
+            raise Stops("configuration", "KeyError", "transformer_layer_config is missing", EXPORT)
+        flat = {**layer, **{name: raw[name] for name in FROM_SPECULATORS if raw.get(name) is not None}}
+        return {**flat, "norm_before_residual": raw.get("norm_before_residual", True)}
+    if not raw.get("model_type"):
+        raise Stops(
+            "configuration", "ValidationError", "config.json has no model_type and no speculators_config", EXPORT
+        )
+    named = raw.get("architectures")
+    if not isinstance(named, list) or not named or named[0] not in (*ACCEPTED, *vllm_mla.ACCEPTED):
+        raise Stops(
+            "configuration", "ValidationError", f"architectures = {named!r} is no EAGLE-3 draft of its own", EXPORT
+        )
+    return raw
+
+
+def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidden: int, size: int) -> dict[str, Slot]:
+    hidden, inter, vocab = (config.whole(n) for n in ("hidden_size", "intermediate_size", "vocab_size"))
+    heads, kv, dim = config.heads
+    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    out = {"model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding")}
+    if count:
+        out["model.fc.weight"] = Slot((hidden, target_hidden * count))
+    if flags["norm_before_fc"]:
+        out["model.input_norm.weight"] = Slot((target_hidden * count,), blank=ONES)
+    if flags["fc_norm"]:
+        out |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(count)}
+    for layer in range(config.whole("num_hidden_layers")):
+        prefix, width = f"model.layers.{layer}.", hidden * (2 if layer == 0 else 1)
+        qkv = {"q": heads * dim, "k": kv * dim, "v": kv * dim}
+        out |= {
+            prefix + "self_attn.qkv_proj.weight": Slot((sum(qkv.values()), width), qkv),
+            prefix + "self_attn.o_proj.weight": Slot((hidden, heads * dim)),
+            prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
+            prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
+            prefix + "input_layernorm.weight": Slot((hidden,), blank=ONES),
+            prefix + "post_attention_layernorm.weight": Slot((hidden,), blank=ONES),
+            prefix + "hidden_norm.weight": Slot((hidden,), blank=ONES if layer == 0 else UNUSED),
+        }
+        if bias:
+            out[prefix + "self_attn.qkv_proj.bias"] = Slot((sum(qkv.values()),), qkv)
+        if bias or config.get("bias"):  # `bias`, SGLang's switch for fc, makes this one here
+            out[prefix + "self_attn.o_proj.bias"] = Slot((hidden,))
+        if mlp_bias:
+            out[prefix + "mlp.gate_up_proj.bias"] = Slot((2 * inter,), {"gate": inter, "up": inter})
+            out[prefix + "mlp.down_proj.bias"] = Slot((hidden,))
+    out["model.norm.weight"] = Slot((hidden,), blank=ONES)
+    out["lm_head.weight"] = Slot((size, hidden), blank="the first rows of the target's head")
+    return out
+
+
+def _place(stored: str, slots: Mapping[str, Slot], flags: Mapping[str, bool], used: bool) -> Place:
+    """llama_eagle3.py:286-298 and 426-465."""
+    if "t2d" in stored:
+        return Dropped("t2d is not used")
+    name = stored.replace("d2t", "draft_id_to_target_id") if "d2t" in stored else stored
+    if name == stored and "lm_head" not in name:
+        name = "model." + name
+    name = name.replace("midlayer.", "layers.0.")
+    part = ""
+    for own, (fused, which) in STACKED.items():
+        if own in name:
+            name, part = name.replace(own, fused), which
+            break
+    if name in slots:
+        return Into(name, part)
+    if name.endswith(".bias"):
+        return Dropped("the module has no such bias; it is dropped in silence")
+    if "input_norm" in name and not flags["norm_before_fc"]:
+        return Dropped("norm_before_fc is not set; it is dropped in silence")
+    if name.startswith("model.fc.") and not used:
+        return Dropped("use_aux_hidden_state is false, so there is no fc")
+    if "mask_hidden" in name or "rotary_emb.inv_freq" in name:
+        return Dropped("not used")
+    return Refused("ValueError", f"there is no module or parameter for {stored}")
+
+
+def _window(raw: Mapping[str, Any]) -> int | None:
+    kinds, size = raw.get("layer_types"), raw.get("sliding_window")
+    return size if isinstance(kinds, list) and "sliding_attention" in kinds and type(size) is int else None

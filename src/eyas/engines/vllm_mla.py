@@ -1,0 +1,99 @@
+"""vLLM: how `Eagle3DeepseekV2ForCausalLM`, the draft with latent attention (MLA), is read (deepseek_eagle3.py).
+
+pytest tests/test_engines_profiles.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .hf_config import HfConfig
+from .mla import mla_sizes
+from .reading import ONES, ZEROS, Dropped, EngineReading, Into, Place, Refused, Seen, Slot, Stops, fill
+from .vllm_capture import IDS, captured, launch
+
+ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
+ACCEPTED = (ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM")
+FUSED = "self_attn.fused_qkv_a_proj.weight"
+STACKED = {
+    ".q_a_proj": (".fused_qkv_a_proj", "q"),
+    ".kv_a_proj_with_mqa": (".fused_qkv_a_proj", "kv"),
+    ".gate_proj": (".gate_up_proj", "gate"),
+    ".up_proj": (".gate_up_proj", "up"),
+}
+
+
+def read(seen: Seen, empty: EngineReading) -> EngineReading:
+    """Fill `empty` (engine, version and class). Raises Stops where it would not start."""
+    raw = seen.folder.config
+    if raw.get("model_type") == "deepseek_v3":
+        what = "model_type = 'deepseek_v3' is taken for a multi-token prediction module (config/speculative.py:661)"
+        raise Stops("configuration", "ValidationError", what, "write model_type = 'deepseek_v2' or 'kimi_k2'")
+    config = HfConfig.of(raw)
+    hidden, vocab, inter = (config.whole(n) for n in ("hidden_size", "vocab_size", "intermediate_size"))
+    nested, target_hidden = config.nested("eagle_config"), config.get("target_hidden_size", hidden)
+    count = raw.get("num_aux_hidden_states") or len(nested.get(IDS) or ()) or 3
+    flags = {name: bool(raw.get(name)) for name in ("norm_before_residual", "fc_norm", "norm_output")}
+    size = raw.get("draft_vocab_size") or vocab
+    sizes = mla_sizes(config)
+    if sizes is None:
+        raise Stops("configuration", "", "a draft without q_lora_rank was never seen to run", "choose another engine")
+    slots = {
+        "model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding"),
+        "model.fc.weight": Slot((hidden, target_hidden * count)),
+    }
+    if flags["fc_norm"]:
+        slots |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(count)}
+    down = {"q": sizes["q_a_proj"][0], "kv": sizes["kv_a_proj_with_mqa"][0]}
+    prefix = "model.layers.0."
+    slots[prefix + FUSED] = Slot((sum(down.values()), 2 * hidden), down)
+    for name in ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj", "o_proj"):
+        slots[f"{prefix}self_attn.{name}.weight"] = (
+            Slot(sizes[name], blank=ONES) if "norm" in name else Slot(sizes[name])
+        )
+    slots |= {
+        prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
+        prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
+        **{
+            f"{prefix}{name}.weight": Slot((hidden,), blank=ONES)
+            for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        },
+        "model.norm.weight": Slot((hidden,), blank=ONES),
+        "lm_head.weight": Slot((size, hidden), blank="the first rows of the target's head"),
+    }
+    if size != vocab:
+        slots["draft_id_to_target_id"] = Slot((size,), blank=ZEROS)
+    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "AssertionError", cuts=True)
+    head = parameters["lm_head.weight"].filled == "whole"
+    values: dict[str, Any] = {
+        **config.common(),
+        **flags,
+        "taps": captured(seen, raw.get(IDS) or nested.get(IDS) or None),
+        "num_target_layers": seen.layers,
+        "attention": "mla",
+        "d2t": "offset" if size != vocab else "none",
+        "logit_scale": float(raw.get("logit_scale", 1.0)),
+        "embedding": "own" if parameters["model.embed_tokens.weight"].keys else "target",
+        "head": "own" if head else "target" if size == vocab else "target_rows",
+    }
+    return dataclasses.replace(empty, parameters=parameters, dropped=dropped, values=values, needs=launch(seen, values))
+
+
+def _place(stored: str, slots: Mapping[str, Slot]) -> Place:
+    if "t2d" in stored:
+        return Dropped("t2d is not used")
+    name = stored.replace("d2t", "draft_id_to_target_id")
+    if name == stored and "lm_head" not in name:
+        name = "model." + name
+    name, part = name.replace("midlayer.", "layers.0."), ""
+    for own, (fused, which) in STACKED.items():
+        if own in name:
+            name, part = name.replace(own, fused), which
+            break
+    if name in slots:
+        return Into(name, part)
+    if name.endswith(".bias"):
+        return Dropped("the module has no such bias; it is dropped in silence")
+    return Refused("ValueError", f"there is no module or parameter for {stored}")
