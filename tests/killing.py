@@ -120,7 +120,7 @@ def import_everything() -> None:
     """What the stages import lazily; none of it may start threads, since threads do not survive a fork."""
     for name in (
         "tokenizers", "torch._dynamo", "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
-        "eyas.decode.prove", "eyas.draft.export", "eyas.features.count", "eyas.features.extract", "eyas.pipeline",
+        "eyas.decode.prove", "eyas.export.write", "eyas.features.count", "eyas.features.extract", "eyas.pipeline",
         "eyas.target.generate", "eyas.train.loop",
     ):  # fmt: skip
         importlib.import_module(name)

@@ -19,8 +19,8 @@ from eyas.cli.repair import command
 from eyas.doctor.examine import examine
 from eyas.doctor.finding import Severity
 from eyas.draft.checkpoint import load_draft, save_draft
-from eyas.draft.export import check_draft
 from eyas.errors import BadInput, EyasError
+from eyas.export.check import check_draft
 from eyas.repair import apply
 from eyas.repair.apply import repair
 from eyas.repair.operations import BY_NAME, Change, Operation

@@ -248,7 +248,7 @@ def train(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
 
 def export(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
     """The draft as the directory that engines load."""
-    from eyas.draft.export import export_draft
+    from eyas.export import export_draft
     from eyas.features.reader import FeatureSet
 
     report = export_draft(
