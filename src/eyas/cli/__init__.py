@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("eyas.cli.doctor", "Examine a draft's files for faults: map, tensors, config, engines."),
     "repair": ("eyas.cli.repair", "Mend what the doctor found, in a new directory."),
     "prove": ("eyas.cli.prove", "Decode with draft and target: is it lossless, and how long is the accept length?"),
+    "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
     "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
     "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
 }

@@ -37,7 +37,7 @@ from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, round_up,
 LONG = 64  # prompt tokens from which a pass of its own is cheaper than riding along
 HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and logits together stay in a core's cache
 # Largest difference that counts as rounding, as a share of the largest state. Products of other shapes are summed in
-# another order: SmolLM2's 30 blocks make 1e-5 of that in float32 on one CPU, nothing on another; a wrong position or mask 0.1.
+# another order: SmolLM2's 30 blocks make 1e-5 of that in float32 on one CPU, nothing on another; a wrong position 0.1.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.5, torch.float16: 0.06}
 Step = Callable[[torch.Tensor, Pass], torch.Tensor]
 
@@ -366,7 +366,7 @@ class Generator:
 def make_generator(
     target: Any, *, slots: int = 96, prefix: Sequence[int] = (), recorder: Recorder | None = None, **how: Any
 ) -> Generator | PlainGenerator:
-    """A Generator where the target gives over slots the states it gives by itself, else a PlainGenerator, with a word."""
+    """A Generator where the target gives over slots its own states; else a PlainGenerator, which is said."""
     before = target.model.config._attn_implementation
     try:
         generator = Generator(target, slots=slots, prefix=prefix, recorder=recorder, **how)

@@ -1,0 +1,48 @@
+"""Run under SGLang's environment: answer prompts greedily in float32, with a draft or without, and report the counts.
+
+python serve_sglang.py TARGET DRAFT|none PROMPTS.json --k 4 --tokens 64        (PROMPTS: lists of token ids)
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("target")
+    options.add_argument("draft")
+    options.add_argument("prompts")
+    options.add_argument("--k", type=int, default=4)
+    options.add_argument("--tokens", type=int, default=64)
+    a = options.parse_args()
+    from sglang.srt.runtime_context import override_platform
+
+    override_platform(has_amx=True).install()  # the stand-in kernels answer to that name
+    import sglang
+
+    drafted = {} if a.draft == "none" else {
+        "speculative_algorithm": "EAGLE3", "speculative_draft_model_path": a.draft, "speculative_num_steps": a.k,
+        "speculative_eagle_topk": 1, "speculative_num_draft_tokens": a.k + 1,
+    }  # fmt: skip
+    engine = sglang.Engine(
+        model_path=a.target, device="cpu", dtype="float32", attention_backend="intel_amx", sampling_backend="pytorch",
+        disable_radix_cache=True, max_total_tokens=8192, max_running_requests=4, context_length=1024,
+        grammar_backend="none", skip_server_warmup=True, cuda_graph_backend_decode="disabled",
+        cuda_graph_backend_prefill="disabled", log_level="error", **drafted,
+    )  # fmt: skip
+    greedy = {"temperature": 0, "max_new_tokens": a.tokens, "ignore_eos": True}
+    answers = engine.generate(input_ids=json.loads(Path(a.prompts).read_text()), sampling_params=greedy)
+    report = {"tokens": [answer["output_ids"] for answer in answers]}
+    if a.draft != "none":
+        metas = [answer["meta_info"] for answer in answers]
+        exactly = [sum(column) for column in zip(*(m["spec_correct_drafts_histogram"] for m in metas), strict=True)]
+        report |= {
+            "rounds": sum(m["spec_verify_ct"] for m in metas),
+            "accepted": sum(m["spec_num_correct_drafts"] for m in metas),
+            "at_least": [sum(exactly[j:]) for j in range(1, a.k + 1)],
+        }
+    print("REPORT " + json.dumps(report), flush=True)
+    engine.shutdown()
