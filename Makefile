@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-engines check install clean
+.PHONY: help demo test test-loaders test-engines check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q
+
+# The real loaders of SGLang and vLLM against our profiles of them.
+test-loaders: $(STAMP)
+	$(BIN)/eyas engines setup vllm sglang
+	$(BIN)/python -m pytest -q -m engine tests/real/test_loaders.py -k "sglang or vllm"
 
 # The real engines, on this CPU: 8 GiB below ~/.cache/eyas and, the first time, half an hour.
 test-engines: $(STAMP)

@@ -111,7 +111,7 @@ def test_whose_taps(changes, sglang, vllm, llamacpp, tmp_path: Path, facts: Targ
         ({"architectures": ["Other"]}, "vllm", "configuration", "ValidationError"),
         ({"eagle_config": {IDS: [1, 3, 7]}}, "sglang", "first request", "RuntimeError"),  # the last block
         ({"eagle_config": {IDS: [1, 1, 3]}}, "sglang", "first request", "RuntimeError"),
-        ({IDS: [1, 2, 3, 4]}, "llamacpp", "weights", ""),
+        ({IDS: [1, 2, 3, 4]}, "llamacpp", "weights", "RuntimeError"),
         ({"num_aux_hidden_states": 4}, "vllm", "weights", "AssertionError"),
         ({"draft_vocab_size": ...}, "llamacpp", "conversion", "ValueError"),
         ({"num_hidden_layers": 2}, "openvino", "conversion", ""),

@@ -4,6 +4,7 @@ python serve_sglang.py TARGET DRAFT|none PROMPTS.json --k 4 --tokens 64        (
 """
 
 import argparse
+import itertools
 import json
 import os
 from pathlib import Path
@@ -38,7 +39,8 @@ if __name__ == "__main__":
     report = {"tokens": [answer["output_ids"] for answer in answers]}
     if a.draft != "none":
         metas = [answer["meta_info"] for answer in answers]
-        exactly = [sum(column) for column in zip(*(m["spec_correct_drafts_histogram"] for m in metas), strict=True)]
+        histograms = (m["spec_correct_drafts_histogram"] for m in metas)  # as long as the best round needs
+        exactly = [sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0)]
         report |= {
             "rounds": sum(m["spec_verify_ct"] for m in metas),
             "accepted": sum(m["spec_num_correct_drafts"] for m in metas),

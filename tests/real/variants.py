@@ -639,6 +639,31 @@ def wrong_q_shape(folder: Path) -> Path:
 
 
 @variant
+def tall_q_shape(folder: Path) -> Path:
+    """q_proj has one head too many."""
+    weights = tensors()
+    name = "midlayer.self_attn.q_proj.weight"
+    taller = torch.cat([weights[name], weights[name][:HEAD]])
+    return write(folder, weights | {name: taller}, config())
+
+
+@variant
+def wide_q_shape(folder: Path) -> Path:
+    """q_proj reads the state alone, not embedding and state, as a second layer's does."""
+    weights = tensors()
+    name = "midlayer.self_attn.q_proj.weight"
+    return write(folder, weights | {name: weights[name][:, :H].contiguous()}, config())
+
+
+@variant
+def short_gate(folder: Path) -> Path:
+    """gate_proj has 16 rows too few."""
+    weights = tensors()
+    name = "midlayer.mlp.gate_proj.weight"
+    return write(folder, weights | {name: weights[name][:-16]}, config())
+
+
+@variant
 def wrong_head_shape(folder: Path) -> Path:
     """The head has one row fewer than draft_vocab_size."""
     weights = tensors()

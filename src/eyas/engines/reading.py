@@ -8,7 +8,7 @@ that all loaders share. The words are those of the loaders' own reports, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from ..conventions import Conventions
 from ..draft.files import DraftFolder
 from ..target.facts import TargetFacts
 
+Stage = Literal["configuration", "weights", "first request", "conversion"]
 GARBAGE = "uninitialised memory"
 ONES = "ones, as created"
 ZEROS = "zeros, as created"
@@ -55,10 +56,10 @@ class Refused:
 
     error: str
     why: str
+    stage: Stage = "weights"
 
 
 Place = Into | Dropped | Refused
-Stage = Literal["configuration", "weights", "first request", "conversion"]
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,18 @@ def attempt(engine: str, version: str, read: Callable[[Seen], EngineReading], se
 
 
 def fill(
-    seen: Seen, slots: Mapping[str, Slot], place: Callable[[str], Place], mismatch: str, cuts: bool = False
+    seen: Seen,
+    slots: Mapping[str, Slot],
+    place: Callable[[str], Place],
+    mismatch: str,
+    cuts: bool = False,
+    pads: Collection[str] = (),
 ) -> tuple[dict[str, Parameter], dict[str, str]]:
     """Put every stored tensor where `place` says, as a loader does: (parameters, dropped names with the reason).
 
     `mismatch`: the exception that the engine raises for a tensor of another shape. `cuts`: it takes the rows that it
-    wants from the beginning of a part of a fused projection, so that one with too many passes. Raises Stops where it
-    refuses.
+    wants from the beginning of a part of a fused projection, so that one with too many passes. `pads`: parts to which
+    it adds rows of zeros where there are too few. Raises Stops where it refuses.
     """
     keys: dict[str, list[str]] = {name: [] for name in slots}
     parts: dict[str, set[str]] = {name: set() for name in slots}
@@ -188,19 +194,19 @@ def fill(
     for stored, ref in seen.folder.tensors.items():
         where = place(stored)
         if isinstance(where, Refused):
-            raise Stops("weights", where.error, where.why, f"remove {stored}, or rename it to what the engine reads")
+            raise Stops(where.stage, where.error, where.why, f"remove {stored}, or rename it to what the engine reads")
         if isinstance(where, Dropped):
             dropped[stored] = where.why
             continue
         slot = slots[where.slot]
         rows = slot.parts[where.part] if where.part else slot.shape[0]
         wanted = (rows, *slot.shape[1:])
-        taller = bool(where.part) and ref.shape[1:] == wanted[1:] and ref.shape[0] > rows
-        if ref.shape != wanted and not (taller and cuts):
-            shorter = bool(where.part) and ref.shape[1:] == wanted[1:]
+        part_of = bool(where.part) and ref.shape[1:] == wanted[1:]
+        passes = part_of and (cuts if ref.shape[0] > rows else where.part in pads)
+        if ref.shape != wanted and not passes:
             raise Stops(
                 "weights",
-                "RuntimeError" if shorter and cuts else mismatch,
+                "RuntimeError" if part_of and cuts else mismatch,
                 f"{stored} is {list(ref.shape)}, {where.slot} takes {list(wanted)}",
                 "make config and tensors agree",
             )

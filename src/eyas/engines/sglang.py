@@ -26,7 +26,7 @@ from .reading import (
     attempt,
     fill,
 )
-from .sglang_capture import EXPORT, aux_fields, captured, check_context
+from .sglang_capture import EXPORT, PADDED, aux_fields, captured, check_context
 
 ENGINE, VERSION = "sglang", "0.5.23"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -76,7 +76,7 @@ def _read(seen: Seen) -> EngineReading:
     maps = [name for name in seen.folder.tensors if "d2t" in name]
     if maps:
         slots["hot_token_id"] = Slot(seen.folder.tensors[maps[-1]].shape)
-    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "AssertionError", cuts=True)
+    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "AssertionError", cuts=True, pads=PADDED)
     taps, surprises, failure = captured(seen, aux, target_hidden, hidden)
     values: dict[str, Any] = {
         **config.common(),

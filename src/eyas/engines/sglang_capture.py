@@ -12,6 +12,7 @@ from .hf_config import HfConfig
 from .reading import Failure, Seen, Stops
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+PADDED = ("gate", "up")  # filled up with rows of zeros, in silence (layers/linear.py:853)
 EXPORT = "export the draft with Eyas, which writes it"
 # Target classes that also capture the last block's output; Llama's and its like never do (llama.py:484).
 LAST_LAYER = ("gpt_oss", "minimax_m3", "minimax_m3_vl", "gemma3", "gemma3_text", "laguna")

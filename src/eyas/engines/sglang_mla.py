@@ -12,7 +12,7 @@ from typing import Any
 from .hf_config import HfConfig
 from .mla import mla_sizes
 from .reading import GARBAGE, ONES, Dropped, EngineReading, Into, Place, Seen, Slot, Stops, fill
-from .sglang_capture import IDS, aux_fields, captured, check_context
+from .sglang_capture import IDS, PADDED, aux_fields, captured, check_context
 
 ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 FUSED = "self_attn.fused_qkv_a_proj_with_mqa"
@@ -63,7 +63,7 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
         slots["hot_token_id"] = Slot(seen.folder.tensors[maps[-1]].shape)
     halves = {which for name in seen.folder.tensors for key, which in (("q_a_proj", "q"), ("kv_a_proj", "kv"))
               if f"self_attn.{key}" in name}  # fmt: skip
-    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots, halves), "AssertionError")
+    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots, halves), "AssertionError", pads=PADDED)
     taps, surprises, failure = captured(seen, aux, target_hidden, hidden)
     values: dict[str, Any] = {
         **config.common(),

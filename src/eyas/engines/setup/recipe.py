@@ -155,6 +155,20 @@ def torch_step(version: str = "2.13.0") -> Step:
     return Step("torch", f"PyTorch {version}", lambda build: build.pip("install", f"torch=={version}"), (version,))
 
 
+def stand_in_step(engine: str, says: str, imported: str = "") -> Step:
+    """stand_in/<engine>/ on the path of every Python of the environment; `imported`: a module of it to start with."""
+    files = STAND_IN / engine
+
+    def work(build: Build) -> None:
+        folder = build.folder / "stand_in"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(files, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        lines = [str(folder), *([f"import {imported}"] if imported else [])]
+        (build.site_packages() / "eyas_stand_in.pth").write_text("\n".join(lines) + "\n")
+
+    return Step("stand_in", says, work, (tree_digest(files), imported))
+
+
 def packages_step(pins: str, says: str) -> Step:
     """Every package of pins/<pins>.txt, and no other.
 

@@ -8,21 +8,9 @@ Left out of what it requires: the kernels, for that reason, and what only they, 
 
 from __future__ import annotations
 
-import shutil
-
-from .recipe import STAND_IN, VENV, Build, Recipe, Step, packages_step, torch_step, tree_digest
+from .recipe import VENV, Build, Recipe, packages_step, stand_in_step, torch_step
 
 VERSION = "0.5.23"
-FILES = STAND_IN / "sglang"
-PTH = "eyas_stand_in.pth"
-
-
-def _stand_in(build: Build) -> None:
-    """Put the stand-ins on the path of every Python of the environment, and load the hook that goes with them."""
-    folder = build.folder / "stand_in"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(FILES, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (build.site_packages() / PTH).write_text(f"{folder}\nimport eyas_sglang_cpu\n")
 
 
 def _check(build: Build) -> str:
@@ -40,7 +28,7 @@ RECIPE = Recipe(
         VENV,
         torch_step(),
         packages_step("sglang", f"sglang {VERSION} and what it imports"),
-        Step("stand_in", "stand-ins for its CUDA kernels", _stand_in, (tree_digest(FILES),)),
+        stand_in_step("sglang", "stand-ins for its CUDA kernels", imported="eyas_sglang_cpu"),
     ),
     check=_check,
     disk_mib=3100,

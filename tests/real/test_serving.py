@@ -1,0 +1,90 @@
+"""What a real engine accepts is what `eyas prove` counts: one trained draft, exported, served on the same 24 prompts.
+
+Float32, greedy, four drafted tokens, `ignore_eos`. The draft is that of EYAS_TEST_DRAFT, else of runs/demo/export, else
+one that is trained here (about five minutes on two cores).   make test-engines
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import serving
+import torch
+
+from eyas.decode.prove import prove, token_ids
+from eyas.export import export_draft
+from eyas.export.convert import convert
+from eyas.prompt_sets import heldout_prompts
+from eyas.target.model import Target
+from eyas.target.source import resolve_target
+
+pytestmark = pytest.mark.engine
+SETS, EACH, K, TOKENS = ("mt_bench", "humaneval", "gsm8k"), 8, 4, 64
+SMALL = ("ask.count=0", "regenerate.max_supervised_tokens=12000", "prompts.per_source=100", "extract.heldout=8",
+         "train.epochs=3", "prove.prompts=1")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def target() -> Path:
+    return resolve_target("smollm2")
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """A trained draft as Eyas exports it."""
+    root = tmp_path_factory.mktemp("served")
+    given = Path(os.environ.get("EYAS_TEST_DRAFT") or "runs/demo/export")
+    if not given.is_dir():
+        options = [word for setting in SMALL for word in ("--override", setting)]
+        subprocess.run([sys.executable, "-m", "eyas", "run", "demo", "--out", root / "run", *options], check=True)
+        given = root / "run" / "export"
+    export_draft(given, root / "draft", target_dir=target, engines=("sglang", "vllm", "llamacpp"))
+    return root / "draft"
+
+
+@pytest.fixture(scope="session")
+def prompts(target: Path) -> list[list[int]]:
+    model = Target.load(target, dtype=torch.float32)
+    return [token_ids(model, prompt) for name in SETS for prompt in heldout_prompts(name, EACH)]
+
+
+@pytest.fixture(scope="session")
+def reference(draft: Path, target: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Counts of the reference decoder, every round in full, as engines count."""
+    proof = prove(draft, target, {"all": prompts}, k=K, max_new_tokens=TOKENS, ignore_eos=True, timed=0)
+    assert proof["lossless"]
+    return proof["all_rounds"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_engine_accepts_what_the_reference_decoder_does(engine, draft, target, prompts, reference, tmp_path):
+    served = serving.answers(engine, target, draft, prompts, tmp_path, K, TOKENS)
+    plain = serving.answers(engine, target, None, prompts, tmp_path, K, TOKENS)
+    assert served["tokens"] == plain["tokens"]
+    tau = 1 + served["accepted"] / served["rounds"]
+    assert tau == pytest.approx(reference["tau"], rel=0.005)
+    rates = [count / served["rounds"] for count in served["at_least"]]
+    assert rates == pytest.approx(reference["unconditional"], abs=0.005)
+    assert tau > 1.1, "a draft that is never accepted would agree with everything"
+
+
+def test_llama_cpp_accepts_what_the_reference_decoder_does(draft, target, prompts, reference, tmp_path):
+    environment = serving.environment("llamacpp")
+    gguf = tmp_path / "target.gguf"
+    subprocess.run(
+        [environment.python, environment.programs["convert"], target, "--outtype", "f32", "--outfile", gguf],
+        env=environment.environ(), check=True,
+    )  # fmt: skip
+    taps = tuple(export_draft(draft, tmp_path / "draft", to="llamacpp", target_dir=target).taps)
+    converted = convert("llamacpp", tmp_path / "draft", target, tmp_path / "draft.gguf", taps)
+    served = serving.answers("llamacpp", gguf, converted, prompts, tmp_path, K, TOKENS)
+    plain = serving.answers("llamacpp", gguf, None, prompts, tmp_path, K, TOKENS)
+    assert served["tokens"] == plain["tokens"]
+    # It cuts each answer's last round at the last token, so that a few accepted ones are not counted.
+    assert 1 + served["accepted"] / served["rounds"] == pytest.approx(reference["tau"], rel=0.01)
+    assert served["rounds"] == pytest.approx(reference["rounds"], rel=0.01)
