@@ -102,9 +102,9 @@ RECIPE = Recipe(
         Step("tidy", "removing what only the build needed", _tidy),
     ),
     check=_check,
-    disk_mib=1400,
-    peak_mib=2200,
-    minutes=15,
+    disk_mib=1200,
+    peak_mib=1800,
+    minutes=20,
     needs={"cmake": "cmake", "c++|g++|clang++": "g++", "make|ninja": "make", "strip": "binutils"},
     programs={
         "llama-server": "bin/llama-server",

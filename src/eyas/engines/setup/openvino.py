@@ -29,7 +29,7 @@ RECIPE = Recipe(
         packages_step("openvino", f"openvino-genai {VERSION}, optimum-intel {OPTIMUM} and what they need"),
     ),
     check=_check,
-    disk_mib=2500,
-    minutes=4,
+    disk_mib=1650,
+    minutes=5,
     programs={"optimum-cli": "venv/bin/optimum-cli"},
 )

@@ -31,8 +31,8 @@ RECIPE = Recipe(
         stand_in_step("sglang", "stand-ins for its CUDA kernels", imported="eyas_sglang_cpu"),
     ),
     check=_check,
-    disk_mib=3100,
-    minutes=4,
+    disk_mib=3050,
+    minutes=6,
     variables={"SGLANG_USE_CPU_ENGINE": "1"},
     programs={"serve": "stand_in/serve.py"},
 )

@@ -38,8 +38,8 @@ RECIPE = Recipe(
         Step("named", "metadata that the vllm command looks for", _named_vllm, (METADATA,)),
     ),
     check=_check,
-    disk_mib=3400,
-    minutes=4,
+    disk_mib=3450,
+    minutes=5,
     variables={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
     programs={"vllm": "venv/bin/vllm"},
 )
