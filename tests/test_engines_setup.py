@@ -18,18 +18,10 @@ import pytest
 
 from eyas.engines import environment
 from eyas.engines.setup import ENGINES, recipe
+from eyas.engines.setup.build import Build, clean_environment, disk_usage, drop_half_installed
 from eyas.engines.setup.explain import explain
-from eyas.engines.setup.recipe import (
-    PINS,
-    Build,
-    Recipe,
-    Step,
-    clean_environment,
-    disk_usage,
-    drop_half_installed,
-    setup,
-    state,
-)
+from eyas.engines.setup.recipe import Recipe, setup, state
+from eyas.engines.setup.steps import PINS, Step
 from eyas.errors import BadInput, EyasError
 
 
@@ -152,11 +144,12 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_built():
 
 KILLED = """
     import sys, time
-    from eyas.engines.setup.recipe import Build, Recipe, Step, setup
+    from eyas.engines.setup.recipe import setup
+    from eyas.engines.setup.steps import Step
     sys.path.insert(0, {tests!r})
     from test_engines_setup import fake, note
 
-    def hangs(build: Build) -> None:
+    def hangs(build):
         note("begun")(build)
         build.run(sys.executable, "-c", "import time; print('at work', flush=True); time.sleep({seconds})")
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from eyas.engines.setup.recipe import STAND_IN
+from eyas.engines.setup.steps import STAND_IN
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ class Environment:
 
     def environ(self) -> dict[str, str]:
         """Variables for a process of this environment: offline, one thread unless asked otherwise, nothing of ours."""
-        from .setup.recipe import clean_environment
+        from .setup.build import clean_environment
 
         quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         return quiet | clean_environment() | dict(self.variables)

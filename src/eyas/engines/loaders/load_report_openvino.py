@@ -54,9 +54,13 @@ def watch(report: Report) -> None:
                 if len(keys) < len(values):
                     keys = []  # numbers of its own: transformers initialises what is missing
             else:
-                keys = [key for key in report.keys if key.endswith(MAPS[0]) and name.endswith(MAPS[0]) and tensor.any()]
+                keys = [
+                    k
+                    for k, stored in report.maps.items()
+                    if k == name.split(".")[-1] and bool((stored == tensor).all())
+                ]
             seen.update(keys)
-            if name.startswith("model.rotary_emb") or name.endswith(MAPS[1]):
+            if "rotary_emb" in name or name.endswith(MAPS[1]):
                 continue
             report.fields["parameters"][name] = {
                 "shape": list(tensor.shape),

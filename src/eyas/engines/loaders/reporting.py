@@ -33,6 +33,7 @@ class Report:
             "parameters": {}, "ignored": [], "taps": None, "captured": None, "flags": {},
         }  # fmt: skip
         self.keys: list[str] = []  # stored names in the order in which the engine's reader gave them
+        self.maps: dict[str, torch.Tensor] = {}  # those of them that kept their values
         self._created: dict[str, str] = {}
         self._used: set[str] = set()
 
@@ -56,6 +57,8 @@ class Report:
             self.keys.append(name)
             before = other()
             is_map = any(part in name for part in MAPS)
+            if is_map:
+                self.maps[name] = tensor
             yield name, tensor if is_map else torch.full_like(tensor, _FIRST + len(self.keys) - 1)
             if other() is not before:
                 self._used.add(name)

@@ -1,6 +1,7 @@
 """Private environments in which the real engines run on a CPU: `eyas engines setup vllm`.
 
-    recipe.py     steps, stamps, resuming: what all recipes share
+    recipe.py     what a recipe is, and how it is carried out: stamps, resuming, the final check
+    steps.py, build.py     what recipes are made of, and the place where it happens
     vllm.py, sglang.py, llamacpp.py, openvino.py     one recipe an engine, a list of steps
     explain.py    what a failed command's log says, in a sentence
     pins/         the version of every package that such an environment gets

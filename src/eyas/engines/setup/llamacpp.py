@@ -12,7 +12,9 @@ import shutil
 import tarfile
 
 from ...errors import EyasError
-from .recipe import VENV, Build, Recipe, Step, packages_step, torch_step
+from .build import Build
+from .recipe import Recipe
+from .steps import VENV, Step, packages_step, torch_step
 
 BUILD = "11434"  # llama.cpp numbers its builds; the sdist is that number with two zeros
 VERSION = f"{BUILD}.0.0"

@@ -8,7 +8,9 @@ is torchvision, a CUDA build on PyPI; beside a CPU torch the converter would not
 
 from __future__ import annotations
 
-from .recipe import VENV, Build, Recipe, packages_step, torch_step
+from .build import Build
+from .recipe import Recipe
+from .steps import VENV, packages_step, torch_step
 
 VERSION = "2026.4.1"
 OPTIMUM = "2.2.0"

@@ -16,33 +16,21 @@ import fcntl
 import functools
 import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ...artifacts import atomic_write_json, disk_errors, sha256_json
 from ...errors import EyasError
 from ..environment import LOG, READY, Environment, engine_folder, read_json, ready_in
+from .build import Build, CommandFailed, disk_usage, drop_half_installed
 from .explain import explain
+from .steps import Step
 
 STAMPS = "steps"
-PINS = Path(__file__).with_name("pins")
-STAND_IN = Path(__file__).with_name("stand_in")
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One piece of work that may be repeated but, once stamped, is not."""
-
-    name: str  # also the stamp's file name
-    says: str  # what it does, for the person who waits
-    work: Callable[[Build], None]
-    pins: tuple[str, ...] = ()  # versions, options and digests of files that its result depends on
 
 
 @dataclass(frozen=True)
@@ -65,132 +53,6 @@ class Recipe:
         return sha256_json(
             [self.engine, self.version, [[s.name, *s.pins] for s in self.steps], self.variables, self.programs]
         )
-
-
-@dataclass
-class Build:
-    """The place where steps work: a folder, its Python, and commands whose output goes to the log."""
-
-    folder: Path
-    log: IO[bytes]
-    lock: int  # descriptor of the lock, which commands inherit: see `_locked`
-    jobs: int = 2
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "venv" / "bin" / "python"
-
-    def run(self, *command: str | Path, cwd: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
-        """Run a command, its output to the log, and return what it printed. Raises EyasError where it fails."""
-        words = [os.fspath(word) for word in command]
-        self.log.write(f"\n$ {' '.join(words)}\n".encode())
-        self.log.flush()
-        start = self.log.tell()
-        try:
-            done = subprocess.run(
-                words,
-                cwd=cwd or self.folder,
-                env=clean_environment() | dict(self.variables) | dict(variables or {}),
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(self.lock,),
-            )
-        except OSError as error:
-            raise EyasError(f"{words[0]} cannot be run: {error.strerror}.") from error
-        with open(self.log.name, "rb") as file:
-            file.seek(start)
-            said = file.read().decode(errors="replace")
-        if done.returncode != 0:
-            raise CommandFailed(words, done.returncode, said)
-        return said
-
-    def pip(self, *arguments: str | Path) -> None:
-        """pip of the environment."""
-        self.run(self.python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
-
-    def site_packages(self) -> Path:
-        return next((self.folder / "venv" / "lib").glob("python3*/site-packages"))
-
-
-class CommandFailed(EyasError):
-    """A command of a step left with an error; `said` is what it printed."""
-
-    def __init__(self, command: Sequence[str], code: int, said: str):
-        super().__init__(f"`{' '.join(command)}` left with exit code {code}")
-        self.code, self.said = code, said
-
-
-def clean_environment() -> dict[str, str]:
-    """The user's environment without what would lead another Python astray."""
-    astray = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-    return {name: value for name, value in os.environ.items() if name not in astray}
-
-
-def tree_digest(folder: Path) -> str:
-    """All Python files below a folder as a step's pin."""
-    files = sorted(path for path in folder.rglob("*.py"))
-    return sha256_json([[path.relative_to(folder).as_posix(), path.read_text()] for path in files])[:16]
-
-
-def make_venv(build: Build) -> None:
-    """A step's work. Anew if it was cut short: a half-made one cannot be told from a whole one."""
-    try:
-        build.run(sys.executable, "-m", "venv", "--clear", build.folder / "venv")
-    except CommandFailed as error:
-        if "ensurepip" in error.said:
-            raise EyasError(
-                "this Python cannot make virtual environments: install its venv module (Debian and Ubuntu: "
-                "`apt-get install python3-venv`) and run the same command again."
-            ) from None
-        raise
-
-
-VENV = Step("venv", "a virtual environment", make_venv, (f"python {sys.version_info[0]}.{sys.version_info[1]}",))
-
-
-def torch_step(version: str = "2.13.0") -> Step:
-    """torch first and alone: asked for by another package's range, pip would take a CUDA build of several GB."""
-    return Step("torch", f"PyTorch {version}", lambda build: build.pip("install", f"torch=={version}"), (version,))
-
-
-def stand_in_step(engine: str, says: str, imported: str = "") -> Step:
-    """stand_in/<engine>/ on the path of every Python of the environment; `imported`: a module of it to start with."""
-    files = STAND_IN / engine
-
-    def work(build: Build) -> None:
-        folder = build.folder / "stand_in"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(files, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        lines = [str(folder), *([f"import {imported}"] if imported else [])]
-        (build.site_packages() / "eyas_stand_in.pth").write_text("\n".join(lines) + "\n")
-
-    return Step("stand_in", says, work, (tree_digest(files), imported))
-
-
-def packages_step(pins: str, says: str) -> Step:
-    """Every package of pins/<pins>.txt, and no other.
-
-    Those files are closed: nothing that they name needs a package that they lack, except what is left out on purpose
-    (see the recipe). So pip need not resolve, and the environment is the same on every day.
-    """
-    path = PINS / f"{pins}.txt"
-    digest = sha256_json(sorted(path.read_text().split()))[:16]
-    return Step("packages", says, lambda build: build.pip("install", "--no-deps", "-r", path), (digest,))
-
-
-def drop_half_installed(site: Path) -> list[str]:
-    """Forget packages whose installation was cut short, so that pip installs them again; return their names.
-
-    pip writes RECORD last; without it a package counts as installed, though files may be missing.
-    """
-    dropped = []
-    for info in sorted(site.glob("*.dist-info")):
-        if not (info / "RECORD").is_file():
-            shutil.rmtree(info)
-            dropped.append(info.name)
-    return dropped
 
 
 # ------------------------------------------------------------------------------------------------ building
@@ -338,17 +200,6 @@ def _room(recipe: Recipe, folder: Path, share: float) -> None:
             f"{recipe.engine} needs about {wanted / 2**30:.1f} GiB under {folder}, where {free / 2**30:.1f} GiB are "
             "free: make room, or name another place with EYAS_CACHE."
         )
-
-
-def disk_usage(folder: Path) -> int:
-    """Bytes on disk of all files below a folder, each counted once however many links it has."""
-    seen: dict[tuple[int, int], int] = {}
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(os.path.join(root, name))
-                seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
 
 
 @contextlib.contextmanager

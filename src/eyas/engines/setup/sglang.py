@@ -8,7 +8,9 @@ Left out of what it requires: the kernels, for that reason, and what only they, 
 
 from __future__ import annotations
 
-from .recipe import VENV, Build, Recipe, packages_step, stand_in_step, torch_step
+from .build import Build
+from .recipe import Recipe
+from .steps import VENV, packages_step, stand_in_step, torch_step
 
 VERSION = "0.5.23"
 

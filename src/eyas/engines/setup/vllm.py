@@ -8,7 +8,9 @@ cannot load beside a CPU torch; text models run without them, but not with them 
 
 from __future__ import annotations
 
-from .recipe import VENV, Build, Recipe, Step, packages_step, stand_in_step, torch_step
+from .build import Build
+from .recipe import Recipe
+from .steps import VENV, Step, packages_step, stand_in_step, torch_step
 
 VERSION = "0.32.0"
 METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
