@@ -18,6 +18,7 @@ from .draft.dialects import Reading, interpret
 from .draft.dialects.keys import MAPS
 from .draft.files import open_folder
 from .draft.headers import BYTES
+from .engines.launch import options
 from .engines.matrix import engine_row
 from .engines.profiles import PROFILES
 from .errors import BadInput
@@ -27,15 +28,18 @@ SHOWN = 4  # first entries of a map that are quoted
 PIECE = 1 << 22  # numbers at a time when statistics are taken
 
 
-def inspect_draft(path: str | Path, target_dir: str | Path | None = None, stats: bool = False) -> dict[str, Any]:
+def inspect_draft(
+    path: str | Path, target_dir: str | Path | None = None, stats: bool = False, launch: str = ""
+) -> dict[str, Any]:
     """Describe a draft as plain JSON values; see `describe_map` for the vocabulary map.
 
     `target_dir` is needed where the draft leaves the taps to its target, and makes the engines' rows those for that
-    target's family. Raises BadInput naming file and key for what is no readable EAGLE-3 draft.
+    target's family. `launch` is the command line that serves it, whose flags change what an engine does. Raises
+    BadInput naming file and key for what is no readable EAGLE-3 draft.
     """
     facts = read_facts(target_dir) if target_dir is not None else None
     reading = interpret(open_folder(path), facts.num_layers if facts else None)
-    tensors = list(_tensors(reading, stats))
+    tensors, flags = list(_tensors(reading, stats)), options(launch)
     c = reading.conventions
     names = [f.name for f in dataclasses.fields(c) if f.name != "how"]
     return {
@@ -49,7 +53,7 @@ def inspect_draft(path: str | Path, target_dir: str | Path | None = None, stats:
         "map": describe_map(reading),
         "tensors": tensors,
         "notes": [*reading.notes, *_not_finite(tensors)],
-        "engines": {p.engine: engine_row(p, reading, facts) for p in PROFILES},
+        "engines": {p.engine: engine_row(p, reading, facts, flags) for p in PROFILES},
         "target": None if facts is None else {"model_type": facts.model_type, "layers": facts.num_layers},
     }
 
@@ -80,7 +84,7 @@ def describe_map(reading: Reading) -> dict[str, Any]:
         "identity_prefix": int(moved[0]) if len(moved) else len(d2t),
         "ascending": bool(np.all(np.diff(ids) > 0)),
         "in_range": bool(len(ids)) and bool(ids.min() >= 0) and bool(ids.max() < shape.vocab_size),
-        "distinct": len(np.unique(ids)) == len(ids),
+        "distinct": bool(np.all(np.diff(np.sort(ids)) > 0)),
         "lowest": int(ids.min()) if len(ids) else None,
         "highest": int(ids.max()) if len(ids) else None,
         "agrees_with_t2d": None,

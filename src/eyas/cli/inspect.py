@@ -22,6 +22,7 @@ Examples:
   eyas inspect runs/demo/export
   eyas inspect path/to/draft --target path/to/target
   eyas inspect path/to/draft --stats --json
+  eyas inspect path/to/draft --target T --launch "--speculative-algorithm EAGLE --context-length 2048"
 
 Exit codes: 0 described, 2 not a readable EAGLE-3 draft.
 """
@@ -38,10 +39,13 @@ RUNS = {
 @click.command("inspect", help=HELP, short_help="Describe a draft: sizes, conventions, map, tensors, engines.")
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="Its target: names the taps where the draft leaves them out, and the engines' rules.")
+@click.option(
+    "--launch", default="", metavar="COMMAND", help="The command line that serves it: its flags change what engines do."
+)
 @click.option("--stats", is_flag=True, help="Read every tensor: root mean square, extremes, zeros, NaN.")
 @click.option("--all", "everything", is_flag=True, help="Show conventions at their defaults, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(draft: Path, target: str | None, stats: bool, everything: bool, as_json: bool) -> None:
+def command(draft: Path, target: str | None, launch: str, stats: bool, everything: bool, as_json: bool) -> None:
     from eyas.describe import inspect_draft
 
     folder = None
@@ -49,7 +53,7 @@ def command(draft: Path, target: str | None, stats: bool, everything: bool, as_j
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target)
-    report = inspect_draft(draft, folder, stats)
+    report = inspect_draft(draft, folder, stats, launch)
     if as_json:
         click.echo(json.dumps(report))
     else:

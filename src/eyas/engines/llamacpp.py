@@ -164,5 +164,5 @@ def _check_map(seen: Seen, vocab: int) -> None:
     total = seen.facts.vocab_size if seen.facts else vocab
     if len(ids) and (ids.min() < 0 or ids.max() >= total):
         raise Stops("conversion", "ValueError", f"d2t names target ids out of range 0 to {total - 1}", "repair d2t")
-    if len(np.unique(ids)) != len(ids):
+    if not np.all(np.diff(np.sort(ids)) > 0):
         raise Stops("conversion", "ValueError", "d2t names target ids twice", "repair d2t")

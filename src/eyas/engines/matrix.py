@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..draft.dialects import Reading
@@ -11,14 +12,16 @@ from .profiles import Profile
 from .reading import Seen
 
 
-def engine_row(profile: Profile, reading: Reading, facts: TargetFacts | None) -> dict[str, Any]:
+def engine_row(
+    profile: Profile, reading: Reading, facts: TargetFacts | None, launch: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Plain JSON values.
 
     runs: "as trained", "otherwise" (it serves another model), "depends" (on the target's depth or the length served) or
     "not" (it does not start). differences: what and way_out. dropped: stored names that change nothing, with the
     reason. unfilled: parameters that keep something else. needs: flags and limits of the launch.
     """
-    read = profile.read(Seen(reading.folder, facts))
+    read = profile.read(Seen(reading.folder, facts, launch or {}))
     found = differences(reading, read)
     certain = [d for d in found if d.certain]
     runs = "not" if not read.starts else "otherwise" if certain else "depends" if found else "as trained"

@@ -134,6 +134,13 @@ class Seen:
     folder: DraftFolder
     facts: TargetFacts | None = None
     """Of the target; None where it is not known: Llama-like is assumed then."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """Flags of the launch (`launch.options`); {} where it is the right one, with nothing said."""
+
+    def context(self, flag: str) -> int | None:
+        """Longest sequence that is served: what `flag` says, else the target's own; None where neither is known."""
+        said = self.launch.get(flag)
+        return said if type(said) is int else self.facts.max_position if self.facts else None
 
     @property
     def family(self) -> str:

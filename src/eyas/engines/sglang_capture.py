@@ -13,6 +13,10 @@ from .reading import Failure, Seen, Stops
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 PADDED = ("gate", "up")  # filled up with rows of zeros, in silence (layers/linear.py:853)
+PLAIN_EAGLE = (
+    "--speculative-algorithm EAGLE instead of EAGLE3: no layer is captured, the target's final state is fed past fc, "
+    "its own head chooses, d2t is not used; accept rate 0.00 and no word (eagle_worker_v2.py:370)"
+)
 EXPORT = "export the draft with Eyas, which writes it"
 # Target classes that also capture the last block's output; Llama's and its like never do (llama.py:484).
 LAST_LAYER = ("gpt_oss", "minimax_m3", "minimax_m3_vl", "gemma3", "gemma3_text", "laguna")
@@ -39,6 +43,8 @@ def captured(
     if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
         raise Stops("configuration", "TypeError", f"eagle_config.{IDS} = {ids!r} is no list of layers", EXPORT)
     taps = sglang_taps(ids, seen.family, seen.layers)
+    if seen.launch.get("speculative-algorithm") in ("EAGLE", "EAGLE2"):
+        return taps, (PLAIN_EAGLE,), None
     if not aux["used"]:
         return taps, ("use_aux_hidden_state is false: the target's final state is fed, and fc is skipped",), None
     failure = None
@@ -55,7 +61,8 @@ def captured(
 def check_context(seen: Seen, config: HfConfig) -> None:
     """Raises Stops where the draft's positions end before the target's (model_config.py:1292)."""
     most = config.whole("max_position_embeddings")
-    if seen.facts is not None and seen.facts.max_position > most:
-        what = f"the target's context, {seen.facts.max_position}, exceeds max_position_embeddings = {most}"
+    served = seen.context("context-length")
+    if served is not None and served > most:
+        what = f"the context served, {served}, exceeds max_position_embeddings = {most}"
         way = f"serve with --context-length {most}, or export the draft, which writes the target's where RoPE allows it"
         raise Stops("configuration", "ValueError", what, way)

@@ -27,7 +27,7 @@ from .reading import (
     attempt,
     fill,
 )
-from .vllm_capture import EXPORT, IDS, captured, launch
+from .vllm_capture import EXPORT, IDS, captured, check_method, launch
 
 ENGINE, VERSION = "vllm", "0.32.0"
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
@@ -52,6 +52,7 @@ def read(seen: Seen) -> EngineReading:
 
 def _read(seen: Seen) -> EngineReading:
     raw = _flattened(seen)
+    check_method(seen)
     if raw.get("architectures", [""])[0] in vllm_mla.ACCEPTED:
         return vllm_mla.read(seen, EngineReading(ENGINE, VERSION, vllm_mla.ARCHITECTURE))
     config = HfConfig.of(raw)

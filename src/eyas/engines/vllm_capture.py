@@ -24,9 +24,18 @@ def captured(seen: Seen, ids: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(ids)))
 
 
+def check_method(seen: Seen) -> None:
+    """Raises Stops for a launch that does not say the method, nor the draft's path (config/speculative.py:1326)."""
+    said = seen.launch.get("speculative-config")
+    if isinstance(said, Mapping) and not said.get("method") and "eagle3" not in str(seen.folder.path):
+        what = "--speculative-config names no method, so the draft is run as a language model"
+        raise Stops("first request", "TypeError", what, 'add "method": "eagle3"')
+
+
 def launch(seen: Seen, values: Mapping[str, Any]) -> tuple[str, ...]:
     """Flags and limits without which it does not draft."""
     needs = ['"method": "eagle3" in --speculative-config']
-    if seen.facts is not None and seen.facts.max_position > values["max_position"]:
+    served = seen.context("max-model-len")
+    if served is not None and served > values["max_position"]:
         needs.append(f"--max-model-len {values['max_position']} or less: past it no token is drafted, in silence")
     return tuple(needs)
