@@ -23,6 +23,7 @@ from .headers import BYTES
 if TYPE_CHECKING:
     import numpy as np
 
+PAGE = 4096
 BLOCK = 1 << 30  # bytes asked of the kernel at a time
 
 
@@ -65,6 +66,7 @@ def assemble(out: Path, pieces: Sequence[Piece], metadata: Mapping[str, str] | N
         place += piece.bytes
     raw = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
+    raw += b" " * _shift(8 + len(raw), pieces)
     opened: dict[Path, int] = {}
     try:
         with disk_errors(out), open(out, "xb", buffering=0) as new:
@@ -84,6 +86,20 @@ def assemble(out: Path, pieces: Sequence[Piece], metadata: Mapping[str, str] | N
     finally:
         for handle in opened.values():
             os.close(handle)
+
+
+def _shift(begin: int, pieces: Sequence[Piece]) -> int:
+    """Bytes by which to lengthen the header so that the largest extent keeps its place within a page of memory.
+
+    The kernel then copies whole pages, in half the time; the format allows spaces after the header's JSON.
+    """
+    place, best, shift = begin, 0, 0
+    for piece in pieces:
+        first = piece.parts[0] if piece.parts else None
+        if isinstance(first, Extent) and first.stop - first.start > best:
+            best, shift = first.stop - first.start, (first.start - place) % PAGE
+        place += piece.bytes
+    return shift if best >= PAGE and shift % 8 == 0 else 0
 
 
 def _write(new: int, value: np.ndarray[Any, Any]) -> None:
