@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from . import sglang_mla
+from .fused import LLAMA, llama_layer, restacked, under
 from .hf_config import HfConfig
 from .reading import (
     GARBAGE,
     ONES,
     RANDOM,
-    UNUSED,
     ZEROS,
     Dropped,
     EngineReading,
@@ -36,10 +36,6 @@ RENAMES = (
     ("aux_norm_mid", "fc_norm.1"),
     ("aux_norm_high", "fc_norm.2"),
 )
-STACKED = {
-    ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
-    ".gate_proj": (".gate_up_proj", "gate"), ".up_proj": (".gate_up_proj", "up"),
-}  # fmt: skip
 
 
 def read(seen: Seen) -> EngineReading:
@@ -106,8 +102,7 @@ def _check_architecture(found: Any, seen: Seen) -> None:
 def _slots(
     config: HfConfig, aux: Any, target_hidden: int, size: int, tied: bool, borrowed: bool, shared: bool
 ) -> dict[str, Slot]:
-    hidden, inter, vocab = (config.whole(n) for n in ("hidden_size", "intermediate_size", "vocab_size"))
-    heads, kv, dim = config.heads
+    hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
     out = {
         "model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding" if shared else GARBAGE),
         "model.fc.weight": Slot((hidden, target_hidden * aux["count"]), blank=RANDOM),
@@ -119,19 +114,10 @@ def _slots(
     if aux["fc_norm"]:
         out |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(aux["count"])}
     for layer in range(config.whole("num_hidden_layers")):
-        prefix, width = f"model.layers.{layer}.", hidden * (2 if layer == 0 else 1)
-        qkv = {"q": heads * dim, "k": kv * dim, "v": kv * dim}
+        prefix = f"model.layers.{layer}."
+        out |= under(prefix, llama_layer(config, layer, unused="input_layernorm"))
         if config.get("attention_bias") or config.get("bias", False):  # of the four only this one is made
             out[prefix + "self_attn.o_proj.bias"] = Slot((hidden,), blank=ZEROS)
-        out |= {
-            prefix + "self_attn.qkv_proj.weight": Slot((sum(qkv.values()), width), qkv),
-            prefix + "self_attn.o_proj.weight": Slot((hidden, heads * dim)),
-            prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
-            prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
-            prefix + "input_layernorm.weight": Slot((hidden,), blank=ONES if layer == 0 else UNUSED),
-            prefix + "post_attention_layernorm.weight": Slot((hidden,), blank=ONES),
-            prefix + "hidden_norm.weight": Slot((hidden,), blank=ONES),
-        }
     out["model.norm.weight"] = Slot((hidden,), blank=ONES)
     if not tied:
         out["lm_head.weight"] = Slot((size, hidden), blank="the target's head" if borrowed else GARBAGE)
@@ -146,11 +132,7 @@ def _place(stored: str, slots: dict[str, Slot]) -> Place:
         return Into("hot_token_id")
     if "t2d" in name:
         return Dropped("t2d is not used")
-    part = ""
-    for own, (fused, which) in STACKED.items():
-        if own in name:
-            name, part = name.replace(own, fused), which
-            break
+    name, part = restacked(name, LLAMA)
     slot = next((n for n in (name, f"model.{name}") if n in slots), None)
     if slot is None:
         return Dropped("no parameter has this name; it is dropped in silence")

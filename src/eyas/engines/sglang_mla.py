@@ -9,13 +9,14 @@ import dataclasses
 import re
 from typing import Any
 
+from .fused import MLP, latent_layer, restacked, under
 from .hf_config import HfConfig
 from .mla import mla_sizes
 from .reading import GARBAGE, ONES, Dropped, EngineReading, Into, Place, Seen, Slot, Stops, fill
 from .sglang_capture import IDS, PADDED, aux_fields, captured, check_context
 
 ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
-FUSED = "self_attn.fused_qkv_a_proj_with_mqa"
+FUSED = "fused_qkv_a_proj_with_mqa"
 
 
 def read(seen: Seen, empty: EngineReading) -> EngineReading:
@@ -40,20 +41,8 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
     }
     if aux["fc_norm"]:
         slots |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(aux["count"])}
-    inter, prefix = config.whole("intermediate_size"), "model.midlayer."
-    down = {"q": sizes["q_a_proj"][0], "kv": sizes["kv_a_proj_with_mqa"][0]}
-    slots[prefix + FUSED + ".weight"] = Slot((sum(down.values()), 2 * hidden), down)
-    for name in ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj", "o_proj"):
-        slots[f"{prefix}self_attn.{name}.weight"] = Slot(sizes[name], blank=ONES if "norm" in name else GARBAGE)
-    slots |= {
-        prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
-        prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
-        **{
-            f"{prefix}{name}.weight": Slot((hidden,), blank=ONES)
-            for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-        },
-        "model.norm.weight": Slot((hidden,), blank=ONES),
-    }
+    slots |= under("model.midlayer.", latent_layer(config, sizes, FUSED))
+    slots["model.norm.weight"] = Slot((hidden,), blank=ONES)
     if config.get("bias", False):
         slots["model.fc.bias"] = Slot((hidden,))
     if not tied:
@@ -90,13 +79,12 @@ def _place(stored: str, slots: dict[str, Slot], halves: set[str]) -> Place:
         return Dropped("t2d is not used")
     name = re.sub(r"^layers\.0\.", "midlayer.", stored)
     name = name if name.startswith("lm_head.") else f"model.{name}"
-    for own, which in ((".gate_proj", "gate"), (".up_proj", "up")):
-        fused = name.replace(own, ".gate_up_proj")
-        if own in name and fused in slots:
-            return Into(fused, which)
+    fused, which = restacked(name, MLP)
+    if which and fused in slots:
+        return Into(fused, which)
     for own, which in (("q_a_proj", "q"), ("kv_a_proj_with_mqa", "kv")):
         if own in name and "fused" not in name:
-            fused = name.replace(own, "fused_qkv_a_proj_with_mqa")
+            fused = name.replace(own, FUSED)
             if halves == {"q", "kv"} and fused in slots:
                 return Into(fused, which)
             return Dropped("its other half is missing, so neither is loaded")

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import vllm_mla
+from .fused import LLAMA, llama_layer, restacked, under
 from .hf_config import HfConfig
 from .reading import (
     ONES,
-    UNUSED,
     ZEROS,
     Dropped,
     EngineReading,
@@ -39,10 +39,6 @@ ACCEPTED = (
     "Eagle3DraftModel",
 )
 FROM_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
-STACKED = {
-    ".q_proj": (".qkv_proj", "q"), ".k_proj": (".qkv_proj", "k"), ".v_proj": (".qkv_proj", "v"),
-    ".gate_proj": (".gate_up_proj", "gate"), ".up_proj": (".gate_up_proj", "up"),
-}  # fmt: skip
 
 
 def read(seen: Seen) -> EngineReading:
@@ -126,8 +122,7 @@ def _flattened(seen: Seen) -> Mapping[str, Any]:
 
 
 def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidden: int, size: int) -> dict[str, Slot]:
-    hidden, inter, vocab = (config.whole(n) for n in ("hidden_size", "intermediate_size", "vocab_size"))
-    heads, kv, dim = config.heads
+    hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
     bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     out = {"model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding")}
     if count:
@@ -137,23 +132,15 @@ def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidde
     if flags["fc_norm"]:
         out |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(count)}
     for layer in range(config.whole("num_hidden_layers")):
-        prefix, width = f"model.layers.{layer}.", hidden * (2 if layer == 0 else 1)
-        qkv = {"q": heads * dim, "k": kv * dim, "v": kv * dim}
-        out |= {
-            prefix + "self_attn.qkv_proj.weight": Slot((sum(qkv.values()), width), qkv),
-            prefix + "self_attn.o_proj.weight": Slot((hidden, heads * dim)),
-            prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
-            prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
-            prefix + "input_layernorm.weight": Slot((hidden,), blank=ONES),
-            prefix + "post_attention_layernorm.weight": Slot((hidden,), blank=ONES),
-            prefix + "hidden_norm.weight": Slot((hidden,), blank=ONES if layer == 0 else UNUSED),
-        }
+        prefix, slots = f"model.layers.{layer}.", llama_layer(config, layer, unused="hidden_norm")
+        out |= under(prefix, slots)
+        qkv, gate_up = slots["self_attn.qkv_proj.weight"], slots["mlp.gate_up_proj.weight"]
         if bias:
-            out[prefix + "self_attn.qkv_proj.bias"] = Slot((sum(qkv.values()),), qkv)
+            out[prefix + "self_attn.qkv_proj.bias"] = Slot(qkv.shape[:1], qkv.parts)
         if bias or config.get("bias"):  # `bias`, SGLang's switch for fc, makes this one here
             out[prefix + "self_attn.o_proj.bias"] = Slot((hidden,))
         if mlp_bias:
-            out[prefix + "mlp.gate_up_proj.bias"] = Slot((2 * inter,), {"gate": inter, "up": inter})
+            out[prefix + "mlp.gate_up_proj.bias"] = Slot(gate_up.shape[:1], gate_up.parts)
             out[prefix + "mlp.down_proj.bias"] = Slot((hidden,))
     out["model.norm.weight"] = Slot((hidden,), blank=ONES)
     out["lm_head.weight"] = Slot((size, hidden), blank="the first rows of the target's head")
@@ -167,12 +154,7 @@ def _place(stored: str, slots: Mapping[str, Slot], flags: Mapping[str, bool], us
     name = stored.replace("d2t", "draft_id_to_target_id") if "d2t" in stored else stored
     if name == stored and "lm_head" not in name:
         name = "model." + name
-    name = name.replace("midlayer.", "layers.0.")
-    part = ""
-    for own, (fused, which) in STACKED.items():
-        if own in name:
-            name, part = name.replace(own, fused), which
-            break
+    name, part = restacked(name.replace("midlayer.", "layers.0."), LLAMA)
     if name in slots:
         return Into(name, part)
     if name.endswith(".bias"):

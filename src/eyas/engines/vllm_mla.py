@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from .fused import MLP, latent_layer, restacked, under
 from .hf_config import HfConfig
 from .mla import mla_sizes
 from .reading import ONES, ZEROS, Dropped, EngineReading, Into, Place, Refused, Seen, Slot, Stops, fill
@@ -16,12 +17,10 @@ from .vllm_capture import IDS, captured, launch
 
 ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 ACCEPTED = (ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM")
-FUSED = "self_attn.fused_qkv_a_proj.weight"
 STACKED = {
     ".q_a_proj": (".fused_qkv_a_proj", "q"),
     ".kv_a_proj_with_mqa": (".fused_qkv_a_proj", "kv"),
-    ".gate_proj": (".gate_up_proj", "gate"),
-    ".up_proj": (".gate_up_proj", "up"),
+    **MLP,
 }
 
 
@@ -32,7 +31,7 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
         what = "model_type = 'deepseek_v3' is taken for a multi-token prediction module (config/speculative.py:661)"
         raise Stops("configuration", "ValidationError", what, "write model_type = 'deepseek_v2' or 'kimi_k2'")
     config = HfConfig.of(raw)
-    hidden, vocab, inter = (config.whole(n) for n in ("hidden_size", "vocab_size", "intermediate_size"))
+    hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
     nested, target_hidden = config.nested("eagle_config"), config.get("target_hidden_size", hidden)
     count = raw.get("num_aux_hidden_states") or len(nested.get(IDS) or ()) or 3
     flags = {name: bool(raw.get(name)) for name in ("norm_before_residual", "fc_norm", "norm_output")}
@@ -46,20 +45,8 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
     }
     if flags["fc_norm"]:
         slots |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(count)}
-    down = {"q": sizes["q_a_proj"][0], "kv": sizes["kv_a_proj_with_mqa"][0]}
-    prefix = "model.layers.0."
-    slots[prefix + FUSED] = Slot((sum(down.values()), 2 * hidden), down)
-    for name in ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj", "o_proj"):
-        slots[f"{prefix}self_attn.{name}.weight"] = (
-            Slot(sizes[name], blank=ONES) if "norm" in name else Slot(sizes[name])
-        )
+    slots |= under("model.layers.0.", latent_layer(config, sizes, "fused_qkv_a_proj"))
     slots |= {
-        prefix + "mlp.gate_up_proj.weight": Slot((2 * inter, hidden), {"gate": inter, "up": inter}),
-        prefix + "mlp.down_proj.weight": Slot((hidden, inter)),
-        **{
-            f"{prefix}{name}.weight": Slot((hidden,), blank=ONES)
-            for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-        },
         "model.norm.weight": Slot((hidden,), blank=ONES),
         "lm_head.weight": Slot((size, hidden), blank="the first rows of the target's head"),
     }
@@ -87,11 +74,7 @@ def _place(stored: str, slots: Mapping[str, Slot]) -> Place:
     name = stored.replace("d2t", "draft_id_to_target_id")
     if name == stored and "lm_head" not in name:
         name = "model." + name
-    name, part = name.replace("midlayer.", "layers.0."), ""
-    for own, (fused, which) in STACKED.items():
-        if own in name:
-            name, part = name.replace(own, fused), which
-            break
+    name, part = restacked(name.replace("midlayer.", "layers.0."), STACKED)
     if name in slots:
         return Into(name, part)
     if name.endswith(".bias"):
