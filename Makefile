@@ -44,7 +44,7 @@ test-loaders: $(STAMP)
 
 # The real engines, on this CPU: 8 GiB below ~/.cache/eyas and, the first time, half an hour.
 test-engines: $(STAMP)
-	$(BIN)/eyas engines setup vllm sglang llamacpp
+	$(BIN)/eyas engines setup vllm sglang llamacpp openvino
 	$(BIN)/python -m pytest -q -m engine tests/real
 
 check: $(STAMP)

@@ -10,10 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from .hf_config import HfConfig
-from .reading import RANDOM, Dropped, EngineReading, Into, Place, Seen, Slot, Stops, attempt, fill
+from .reading import (
+    ONES,
+    RANDOM,
+    ZEROS,
+    Dropped,
+    EngineReading,
+    Into,
+    Place,
+    Seen,
+    Slot,
+    Stops,
+    attempt,
+    fill,
+)
 
 ENGINE, VERSION = "openvino", "2026.4.1"
 ACCEPTED = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+OTHER = "choose another engine"
 EXPORT = "export the draft with Eyas, which writes it"
 TAPS = 3
 
@@ -25,28 +39,43 @@ def read(seen: Seen) -> EngineReading:
 
 def _read(seen: Seen) -> EngineReading:
     raw = seen.folder.config
+    if not raw.get("model_type") or str(raw["model_type"]).startswith("kimi"):
+        raise Stops(
+            "conversion", "ValueError", f"model_type = {raw.get('model_type')!r} is none to transformers", EXPORT
+        )
     named = raw.get("architectures")
-    if not isinstance(named, list) or not named or named[0] not in ACCEPTED or raw.get("model_type") != "llama":
-        what = f"architectures = {named!r}, model_type = {raw.get('model_type')!r}: no EAGLE-3 draft to it"
-        raise Stops("conversion", "ValueError", what, EXPORT)
+    if not isinstance(named, list) or not named or named[0] not in ACCEPTED:
+        raise Stops("conversion", "RuntimeError", f"architectures = {named!r}: no EAGLE-3 draft to it", EXPORT)
     config = HfConfig.of(raw)
-    if config.get("num_hidden_layers") != 1:
-        raise Stops("conversion", "", "exactly one layer is read", "choose another engine, or train one layer")
+    if "draft_vocab_size" not in raw:
+        raise Stops("conversion", "AttributeError", "config.json has no draft_vocab_size", EXPORT)
+    if type(raw["draft_vocab_size"]) is not int:
+        raise Stops("conversion", "TypeError", f"draft_vocab_size = {raw['draft_vocab_size']!r} is no number", EXPORT)
     hidden = config.whole("hidden_size")
-    slots = _slots(config, raw.get("target_hidden_size") or hidden)
-    parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "RuntimeError")
+    target_hidden = raw.get("target_hidden_size", hidden)
+    if target_hidden is None:
+        raise Stops("conversion", "TypeError", "target_hidden_size is null and is multiplied", EXPORT)
+    slots = _slots(config, target_hidden, raw["draft_vocab_size"])
+    try:
+        parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "RuntimeError")
+    except Stops as stop:  # shapes are compared while it converts
+        raise Stops("conversion", stop.failure.error, stop.failure.what, stop.failure.way_out) from stop
+    if target_hidden != hidden:
+        raise Stops("conversion", "RuntimeError", "a draft of another width than its target cannot be traced", OTHER)
     # Its default counts outputs of layers, one further than everybody's: taps 3, n//2 + 1, n - 2.
     layers = seen.layers
     values: dict[str, Any] = {
         **config.common(),
         "taps": (3, layers // 2 + 1, layers - 2) if layers and layers >= 10 else None,
         "num_target_layers": layers,
-        "d2t": "offset" if "d2t" in parameters else "none",
+        "d2t": "offset",
         "embedding": "target",
         "head": "own",
     }
     needs = ("hidden_layers_list in rt_info of the converted draft: taps less one, by spaces (`1 14 26`)",)
-    return EngineReading(ENGINE, VERSION, named[0], None, parameters, dropped, values, needs)
+    more = config.get("num_hidden_layers") != 1
+    surprises = ("only the first layer is run, whatever num_hidden_layers says",) if more else ()
+    return EngineReading(ENGINE, VERSION, named[0], None, parameters, dropped, values, needs, surprises)
 
 
 def mended(read_: EngineReading, taps: tuple[int, ...]) -> EngineReading:
@@ -56,27 +85,33 @@ def mended(read_: EngineReading, taps: tuple[int, ...]) -> EngineReading:
     return dataclasses.replace(read_, values={**read_.values, "taps": taps})
 
 
-def _slots(config: HfConfig, target_hidden: int) -> dict[str, Slot]:
+def _slots(config: HfConfig, target_hidden: int, size: int) -> dict[str, Slot]:
     hidden, inter, vocab = (config.whole(n) for n in ("hidden_size", "intermediate_size", "vocab_size"))
     heads, kv, dim = config.heads
     q, key = heads * dim, kv * dim
-    wide = {"q_proj": q, "k_proj": key, "v_proj": key}
-    out = {
-        "fc.weight": Slot((hidden, TAPS * target_hidden), blank=RANDOM),
-        **{f"midlayer.self_attn.{n}.weight": Slot((rows, 2 * hidden), blank=RANDOM) for n, rows in wide.items()},
-        "midlayer.self_attn.o_proj.weight": Slot((hidden, q), blank=RANDOM),
-        "midlayer.mlp.gate_proj.weight": Slot((inter, hidden), blank=RANDOM),
-        "midlayer.mlp.up_proj.weight": Slot((inter, hidden), blank=RANDOM),
-        "midlayer.mlp.down_proj.weight": Slot((hidden, inter), blank=RANDOM),
-    }
+    shapes = {
+        "self_attn.q_proj": (q, 2 * hidden), "self_attn.k_proj": (key, 2 * hidden),
+        "self_attn.v_proj": (key, 2 * hidden), "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inter, hidden),
+        "mlp.up_proj": (inter, hidden), "mlp.down_proj": (hidden, inter),
+    }  # fmt: skip
+    out = {f"model.midlayer.{name}.weight": Slot(shape, blank=RANDOM) for name, shape in shapes.items()}
+    if config.get("attention_bias"):  # of the four only this one is made
+        out["model.midlayer.self_attn.o_proj.bias"] = Slot((hidden,), blank=ZEROS)
     for name in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
-        out[f"{name}.weight"] = Slot((hidden,), blank="ones, as created")
-    size = config.get("draft_vocab_size") or vocab
-    return {**out, "lm_head.weight": Slot((size, hidden), blank=RANDOM), "d2t": Slot((size,), blank="zeros")}
+        out[f"model.{name}.weight"] = Slot((hidden,), blank=ONES)
+    return {
+        **out,
+        "model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding"),
+        "model.fc.weight": Slot((hidden, TAPS * target_hidden), blank=RANDOM),
+        "model.lm_head.weight": Slot((size, hidden), blank=RANDOM),
+        "model.d2t": Slot((size,)),
+    }
 
 
 def _place(stored: str, slots: Mapping[str, Slot]) -> Place:
-    if stored in slots:
-        return Into(stored)
-    why = {"t2d": "t2d is not used", "embed_tokens.weight": "the target's embedding is used"}
-    return Dropped(why.get(stored, "no parameter has this name; only a table in the log says so"))
+    name = "model." + stored.removeprefix("model.")
+    if name in slots and stored != "model.d2t":
+        return Into(name)
+    return Dropped(
+        "t2d is not used" if stored == "t2d" else "no parameter has this name; only a table in the log says so"
+    )
