@@ -88,3 +88,20 @@ def test_llama_cpp_accepts_what_the_reference_decoder_does(draft, target, prompt
     # It cuts each answer's last round at the last token, so that a few accepted ones are not counted.
     assert 1 + served["accepted"] / served["rounds"] == pytest.approx(reference["tau"], rel=0.01)
     assert served["rounds"] == pytest.approx(reference["rounds"], rel=0.01)
+
+
+def test_openvino_runs_the_same_rounds(draft, target, prompts, reference, tmp_path):
+    """The mended taps are those of the draft; with its own default another model runs."""
+    environment = serving.environment("openvino")
+    converted = tmp_path / "target"
+    task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+    program = environment.programs["optimum-cli"]
+    subprocess.run(
+        [program, "export", "openvino", "-m", target, *task, converted], env=environment.environ(), check=True
+    )
+    taps = tuple(export_draft(draft, tmp_path / "draft", to="openvino", target_dir=target).taps)
+    mended = convert("openvino", tmp_path / "draft", target, tmp_path / "converted", taps)
+    served = serving.answers("openvino", converted, mended, prompts, tmp_path, K, TOKENS)
+    plain = serving.answers("openvino", converted, None, prompts, tmp_path, K, TOKENS)
+    assert served["tokens"] == plain["tokens"]
+    assert served["rounds"] == pytest.approx(reference["rounds"], rel=0.01)
