@@ -5,6 +5,7 @@ tests/real compares them with the real loaders.
 pytest -q tests/test_engines_profiles.py
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -190,6 +191,13 @@ def test_rope_and_sizes_as_transformers_fills_them(tmp_path: Path, facts: Target
     failure = read("sglang", short, facts).failure
     assert failure is not None and "--context-length 64" in failure.way_out
     assert any("--max-model-len 64" in need for need in read("vllm", short, facts).needs)
+
+
+def test_targets_that_nobody_saw_hooked(tmp_path: Path, facts: TargetFacts):
+    folder = flat(tmp_path / "d")
+    assert read("sglang", folder, facts).needs == ()
+    odd = dataclasses.replace(facts, model_type="mamba9")
+    assert any("mamba9" in need for need in read("sglang", folder, odd).needs)
 
 
 def test_profiles_by_name():

@@ -18,7 +18,7 @@ from eyas.draft.checkpoint import load_draft, save_draft
 from eyas.draft.dialects.canonical import canonical_config
 from eyas.draft.dialects.numbering import sglang_ids, sglang_taps
 from eyas.engines.profiles import ENGINES
-from eyas.errors import BadInput, Mismatch
+from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.export import NotExpressible, export_draft, find_draft
 from eyas.export.check import check_draft
 from eyas.features.layout import FeatureMeta
@@ -302,3 +302,19 @@ def test_refusals_have_their_exit_codes(tmp_path):
     named = run(tmp_path / "d", "--out", tmp_path / "out")  # nobody asked for SGLang: written, and named
     assert named.exit_code == 0 and "sglang: cannot run it as trained" in named.stdout
     assert load_draft(tmp_path / "out")[2].known("norm_before_residual") is Known.DECLARED
+
+
+def test_a_probe_that_does_not_come_again_stops_the_export(tmp_path, trained, tiny_target):
+    features = write_features(tmp_path / "features", tiny_target)
+    export_draft(trained, tmp_path / "out", target_dir=tiny_target, features=features)
+    export_draft(
+        tmp_path / "out", tmp_path / "copy", to="speculators", dtype="keep"
+    )  # the same choices, otherwise spelled
+    assert check_draft(tmp_path / "copy").ok
+    other, its_map = make_draft(7)
+    save_draft(other, its_map, tmp_path / "other", facts=read_facts(tiny_target))
+    (tmp_path / "other/eyas").mkdir()
+    (tmp_path / "out/eyas/probe.safetensors").rename(tmp_path / "other/eyas/probe.safetensors")
+    with pytest.raises(EyasError, match="recorded choices are others after the export"):
+        export_draft(tmp_path / "other", tmp_path / "no", dtype="keep")
+    assert not (tmp_path / "no").exists()

@@ -26,7 +26,7 @@ from .reading import (
     attempt,
     fill,
 )
-from .sglang_capture import EXPORT, PADDED, aux_fields, captured, check_context
+from .sglang_capture import EXPORT, PADDED, aux_fields, captured, check_context, launch
 
 ENGINE, VERSION = "sglang", "0.5.23"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -86,7 +86,7 @@ def _read(seen: Seen) -> EngineReading:
         "embedding": "target" if shared else "own",
         "head": "target" if said is None and size == vocab else "target_rows" if tied else "own",
     }
-    return EngineReading(ENGINE, VERSION, ARCHITECTURE, failure, parameters, dropped, values, (), surprises)
+    return EngineReading(ENGINE, VERSION, ARCHITECTURE, failure, parameters, dropped, values, launch(seen), surprises)
 
 
 def _check_architecture(found: Any, seen: Seen) -> None:

@@ -12,6 +12,13 @@ from .hf_config import HfConfig
 from .reading import Failure, Seen, Stops
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+# Targets whose classes have `set_eagle3_layers_to_capture`, or inherit Llama's.
+HOOKED = {
+    "apertus", "bailing_moe", "deepseek_v2", "deepseek_v3", "exaone_moe", "gemma3", "gemma3_text", "gemma4",
+    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm5_next", "gpt_oss", "kimi_k2", "kimi_k25", "llama", "llama4",
+    "llama4_text", "longcat_flash", "minimax_m2", "minimax_m3", "minimax_m3_vl", "mistral", "phi3", "qwen2",
+    "qwen2_5_vl", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl",
+}  # fmt: skip
 PADDED = ("gate", "up")  # filled up with rows of zeros, in silence (layers/linear.py:853)
 PLAIN_EAGLE = (
     "--speculative-algorithm EAGLE instead of EAGLE3: no layer is captured, the target's final state is fed past fc, "
@@ -56,6 +63,13 @@ def captured(
         failure = Failure("first request", "RuntimeError", what, "choose another engine or other taps")
     skipped = target_hidden * count == hidden
     return taps, ("fc is skipped, since its input is as wide as the draft",) if skipped else (), failure
+
+
+def launch(seen: Seen) -> tuple[str, ...]:
+    """What the launch needs beside the right flags."""
+    if seen.facts is None or seen.family in HOOKED:
+        return ()
+    return (f"a target class that captures hidden states; none is known here for model_type {seen.family!r}",)
 
 
 def check_context(seen: Seen, config: HfConfig) -> None:

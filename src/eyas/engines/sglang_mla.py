@@ -13,7 +13,7 @@ from .fused import MLP, latent_layer, restacked, under
 from .hf_config import HfConfig
 from .mla import mla_sizes
 from .reading import GARBAGE, ONES, Dropped, EngineReading, Into, Place, Seen, Slot, Stops, fill
-from .sglang_capture import IDS, PADDED, aux_fields, captured, check_context
+from .sglang_capture import IDS, PADDED, aux_fields, captured, check_context, launch
 
 ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 FUSED = "fused_qkv_a_proj_with_mqa"
@@ -66,7 +66,10 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
         "embedding": "target" if shared else "own",
         "head": "target" if not size else "target_rows" if tied else "own",
     }
-    needs = ("CUDA: this class calls it when it takes the target's embedding",)
+    needs = (
+        *launch(seen),
+        "CUDA: this class calls it when it takes the target's embedding",
+    )
     return dataclasses.replace(
         empty, failure=failure, parameters=parameters, dropped=dropped, values=values, needs=needs, surprises=surprises
     )

@@ -153,7 +153,7 @@ def export_draft(
             extra={"engines": sentences, "spelled_for": spelling.name},
         )  # fmt: skip
         atomic_write_json(out / EYAS_JSON, eyas)
-        rows = _write_probe(out, (folder, Path(source) / "export"), features, target_dir, notes)
+        rows = _write_probe(out, (folder, Path(source) / "export"), features, target_dir, notes, dtype == "keep")
         files = [CONFIG, EYAS_JSON] + ([PROBE] if rows else []) + ([WEIGHTS] if verify else [])
         inputs = {"draft": sha256_json({f.name: _identity(f, verify) for f in reading.folder.files})}
         if features is not None:
@@ -259,11 +259,12 @@ def _identity(file: Path, whole: bool) -> str:
 
 
 def _write_probe(
-    out: Path, held: Iterable[Path], features: FeatureSet | None, target_dir: str | Path | None, notes: list[str]
-) -> int:
+    out: Path, held: Iterable[Path], features: FeatureSet | None, target_dir: str | Path | None, notes: list[str],
+    kept: bool,
+) -> int:  # fmt: skip
     """Record the probe of the draft just written; returns its rows, 0 where there is nothing to make one of.
 
-    `held`: directories whose own probe may lend its sequences.
+    `held`: directories whose own probe may lend its sequences; where bytes were `kept`, its choices must come again.
     """
     lender = next((p for p in held if (p / PROBE).is_file()), None)
     if (features is None and lender is None) or (features is not None and target_dir is None):
@@ -273,16 +274,22 @@ def _write_probe(
         )
         return 0
     from ..draft.checkpoint import load_draft
-    from ..draft.probe import answer, collect, read_probe, write_probe
+    from ..draft.probe import answer, collect, compare, read_probe, write_probe
     from ..target.weights import load_ends
 
     if features is not None and target_dir is not None:
         inputs = collect(features, load_ends(target_dir).embedding)
+        recorded = None
     else:
         assert lender is not None
-        inputs = read_probe(lender)[0]
+        inputs, recorded = read_probe(lender)
     draft, vocab_map, _ = load_draft(out, target_dir)  # the stored weights, as anyone will load them
     answers = answer(draft, vocab_map, inputs)
+    if recorded is not None and kept and not (replay := compare(recorded, answers, str(lender))).ok:
+        raise EyasError(
+            f"{lender}: {replay.changed} of {replay.choices} recorded choices are others after the export, though its "
+            f"bytes are the same; the probe is another draft's, or the conventions were misread"
+        )
     write_probe(out, inputs, answers)
     return len(answers.rows)
 
