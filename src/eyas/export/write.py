@@ -18,26 +18,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..artifacts import atomic_write_json, sha256_file, sha256_json, write_manifest
-from ..draft.assemble import Extent, assemble
+from ..draft.assemble import assemble
 from ..draft.dialects.spellings import CANONICAL, SPELLINGS, Spelling
 from ..draft.directory import PROBE, WEIGHTS, declaration, facts_of, fresh_directory, read_draft
 from ..draft.files import CONFIG, EYAS_JSON
-from ..draft.headers import read_header
 from ..engines.profiles import ENGINES
 from ..errors import BadInput, EyasError, Mismatch
 from ..target.facts import read_facts
 from .plan import CODES, NAMES, NotExpressible, Plan, engine_differences, make_plan, spelled_otherwise
+from .verify import compare_written
 
 if TYPE_CHECKING:
     from ..features.reader import FeatureSet
 
 STAGE, SCHEMA = "export", "eyas-export/2"
 DTYPES = ("auto", "keep", *CODES)
-BLOCK = 1 << 26  # bytes compared at a time
-EXPONENT: dict[str, tuple[str, int]] = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000)}
 # Where the draft lies in the folder of a run or of a training stage, best first.
 PLACES = ("", "draft", "train/draft", "train", "export")
 
@@ -144,7 +140,7 @@ def export_draft(
     with fresh_directory(out_dir) as out:
         atomic_write_json(out / CONFIG, plan.config)
         assemble(out / WEIGHTS, list(plan.pieces()), {"format": "pt"})
-        digests = _prove(plan, out) if verify else {}
+        digests = compare_written(plan, out) if verify else {}
         sentences = {name: [d.sentence for d in ds] for name, ds in found.items()}
         eyas = declaration(
             reading.shape, plan.conventions, plan.vocab_map, facts=facts, fingerprints=prints, tensors=digests,
@@ -200,54 +196,6 @@ def _unspellable(plan: Plan, out: Path) -> list[str]:
         for name, mine, theirs in otherwise
         if name not in spelling.lacks
     ]
-
-
-def _prove(plan: Plan, out: Path) -> dict[str, Any]:
-    """Compare every written tensor with its source, byte by byte; returns what eyas.json records of each."""
-    header, recorded = read_header(out / WEIGHTS), {}
-    for item, piece in zip(plan.items, plan.pieces(), strict=True):
-        entry = header.entries[item.name]
-        digest = hashlib.sha256()
-        written = _mapped(Extent(out / WEIGHTS, entry.start, entry.stop))
-        place = 0
-        for part in piece.parts:
-            wanted = _mapped(part) if isinstance(part, Extent) else _bytes(part() if callable(part) else part)
-            for start in range(0, len(wanted), BLOCK):
-                block = wanted[start : start + BLOCK]
-                held = written[place : place + len(block)]
-                if not np.array_equal(block, held):
-                    raise EyasError(f"{out / WEIGHTS}: {item.name} is not what was written; is the disk sound?")
-                if item.dtype in EXPONENT and not _finite(held, item.dtype):
-                    raise BadInput(
-                        f"{plan.reading.folder.path}: NaN or infinite values in {item.canonical}, which make every "
-                        f"answer of a draft NaN; take the weights of an earlier checkpoint"
-                    )
-                digest.update(held.data)
-                place += len(block)
-        if item.canonical not in recorded:
-            recorded[item.canonical] = {
-                "sha256": digest.hexdigest(), "dtype": NAMES.get(item.dtype, {"I64": "int64"}.get(item.dtype, "bool")),
-                "shape": list(item.shape),
-            }  # fmt: skip
-    return recorded
-
-
-def _finite(raw: np.ndarray[Any, Any], code: str) -> bool:
-    """Is no number of these bytes NaN or infinite? An exponent of ones alone says so."""
-    kind, ones = EXPONENT[code]
-    bits = raw.view(kind)
-    return not bool(((bits & ones) == ones).any())
-
-
-def _mapped(extent: Extent) -> np.ndarray[Any, Any]:
-    size = extent.stop - extent.start
-    if not size:
-        return np.zeros(0, np.uint8)
-    return np.memmap(extent.file, np.uint8, "r", extent.start, (size,))
-
-
-def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _identity(file: Path, whole: bool) -> str:
