@@ -25,7 +25,7 @@ from eyas.target.source import resolve_target
 
 pytestmark = pytest.mark.engine
 SETS, EACH, K, TOKENS = ("mt_bench", "humaneval", "gsm8k"), 8, 4, 64
-SMALL = ("ask.count=null", "regenerate.max_supervised_tokens=12000", "prompts.per_source=100", "extract.heldout=8",
+SMALL = ("ask.count=null", "regenerate.max_supervised_tokens=12000", "prompts.per_source=250", "extract.heldout=8",
          "train.epochs=3", "prove.prompts=1")  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_the_engine_accepts_what_the_reference_decoder_does(engine, draft, targe
     assert tau == pytest.approx(reference["tau"], rel=0.005)
     rates = [count / served["rounds"] for count in served["at_least"]]
     assert rates == pytest.approx(reference["unconditional"], abs=0.005)
-    assert tau > 1.1, "a draft that is never accepted would agree with everything"
+    assert tau > 1.05, "a draft that is never accepted would agree with everything"
 
 
 def test_llama_cpp_accepts_what_the_reference_decoder_does(draft, target, prompts, reference, tmp_path):
