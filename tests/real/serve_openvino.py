@@ -4,21 +4,14 @@ python serve_openvino.py TARGET DRAFT|none PROMPTS.json --k 4 --tokens 64
 (TARGET, DRAFT: converted folders; PROMPTS: lists of token ids)
 """
 
-import argparse
 import json
-from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+from serve_options import parse
 
-options = argparse.ArgumentParser()
-options.add_argument("target")
-options.add_argument("draft")
-options.add_argument("prompts")
-options.add_argument("--k", type=int, default=4)
-options.add_argument("--tokens", type=int, default=64)
-a = options.parse_args()
+a, prompts = parse()
 exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
 scheduler = genai.SchedulerConfig()
 scheduler.cache_size = 1
@@ -29,7 +22,7 @@ config.max_new_tokens, config.do_sample, config.ignore_eos = a.tokens, False, Tr
 if drafted:
     config.num_assistant_tokens = a.k
 report = {"tokens": [], "rounds": 0, "accepted": 0}
-for ids in json.loads(Path(a.prompts).read_text()):
+for ids in prompts:
     tensor = ov.Tensor(np.array([ids], dtype=np.int64))
     said = pipe.generate(genai.TokenizedInputs(tensor, ov.Tensor(np.ones_like(tensor.data))), config)
     report["tokens"].append([int(i) for i in said.tokens[0]])

@@ -3,22 +3,16 @@
 python serve_sglang.py TARGET DRAFT|none PROMPTS.json --k 4 --tokens 64        (PROMPTS: lists of token ids)
 """
 
-import argparse
 import itertools
 import json
 import os
-from pathlib import Path
+
+from serve_options import parse
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser()
-    options.add_argument("target")
-    options.add_argument("draft")
-    options.add_argument("prompts")
-    options.add_argument("--k", type=int, default=4)
-    options.add_argument("--tokens", type=int, default=64)
-    a = options.parse_args()
+    a, prompts = parse()
     from sglang.srt.runtime_context import override_platform
 
     override_platform(has_amx=True).install()  # the stand-in kernels answer to that name
@@ -35,7 +29,7 @@ if __name__ == "__main__":
         cuda_graph_backend_prefill="disabled", log_level="error", **drafted,
     )  # fmt: skip
     greedy = {"temperature": 0, "max_new_tokens": a.tokens, "ignore_eos": True}
-    answers = engine.generate(input_ids=json.loads(Path(a.prompts).read_text()), sampling_params=greedy)
+    answers = engine.generate(input_ids=prompts, sampling_params=greedy)
     report = {"tokens": [answer["output_ids"] for answer in answers]}
     if a.draft != "none":
         metas = [answer["meta_info"] for answer in answers]

@@ -3,21 +3,15 @@
 python serve_vllm.py TARGET DRAFT|none PROMPTS.json --k 4 --tokens 64          (PROMPTS: lists of token ids)
 """
 
-import argparse
 import json
 import os
-from pathlib import Path
+
+from serve_options import parse
 
 os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser()
-    options.add_argument("target")
-    options.add_argument("draft")
-    options.add_argument("prompts")
-    options.add_argument("--k", type=int, default=4)
-    options.add_argument("--tokens", type=int, default=64)
-    a = options.parse_args()
+    a, prompts = parse()
     from vllm import LLM, SamplingParams
 
     drafted = {} if a.draft == "none" else {
@@ -27,9 +21,9 @@ if __name__ == "__main__":
         a.target, dtype="float32", enforce_eager=True, max_model_len=1024, max_num_seqs=8, disable_log_stats=False,
         enable_prefix_caching=False, **drafted,
     )  # fmt: skip
-    prompts = [{"prompt_token_ids": ids} for ids in json.loads(Path(a.prompts).read_text())]
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
     greedy = SamplingParams(temperature=0, max_tokens=a.tokens, ignore_eos=True)
-    answers = llm.generate(prompts, greedy, use_tqdm=False)
+    answers = llm.generate(asked, greedy, use_tqdm=False)
     counted = {
         m.name.removeprefix("vllm:spec_decode_num_"): getattr(m, "value", getattr(m, "values", None))
         for m in llm.get_metrics()

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import vllm_mla
-from .fused import LLAMA, llama_layer, restacked, under
+from .fused import LLAMA, llama_layer, under
 from .hf_config import HfConfig
 from .reading import (
     ONES,
     ZEROS,
     Dropped,
     EngineReading,
-    Failure,
     Into,
     Place,
     Refused,
@@ -27,7 +26,7 @@ from .reading import (
     attempt,
     fill,
 )
-from .vllm_capture import EXPORT, IDS, captured, check_method, launch
+from .vllm_capture import EXPORT, IDS, captured, check_method, internal_name, launch
 
 ENGINE, VERSION = "vllm", "0.32.0"
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
@@ -71,10 +70,7 @@ def _read(seen: Seen) -> EngineReading:
     if size != vocab:
         slots["draft_id_to_target_id"] = Slot((size,), blank=ZEROS)
     parameters, dropped = fill(seen, slots, lambda name: _place(name, slots, flags, used), "AssertionError", cuts=True)
-    taps, failure = captured(seen, ids), None
-    if taps is not None and used and len(taps) != count:
-        what = f"{len(taps)} layers are captured ({list(taps)}), fc takes {count}"
-        failure = Failure("first request", "RuntimeError", what, "name the layers, and write num_aux_hidden_states")
+    taps, failure = captured(seen, ids, count if used else None)
     head = parameters["lm_head.weight"].filled == "whole"
     values: dict[str, Any] = {
         **config.common(),
@@ -148,13 +144,10 @@ def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidde
 
 
 def _place(stored: str, slots: Mapping[str, Slot], flags: Mapping[str, bool], used: bool) -> Place:
-    """llama_eagle3.py:286-298 and 426-465."""
+    """llama_eagle3.py:426-465."""
     if "t2d" in stored:
         return Dropped("t2d is not used")
-    name = stored.replace("d2t", "draft_id_to_target_id") if "d2t" in stored else stored
-    if name == stored and "lm_head" not in name:
-        name = "model." + name
-    name, part = restacked(name.replace("midlayer.", "layers.0."), LLAMA)
+    name, part = internal_name(stored, LLAMA)
     if name in slots:
         return Into(name, part)
     if name.endswith(".bias"):

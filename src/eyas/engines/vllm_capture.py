@@ -9,19 +9,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..conventions import default_taps
-from .reading import Seen, Stops
+from .fused import Stacks, restacked
+from .reading import Failure, Seen, Stops
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 EXPORT = "export the draft with Eyas, which writes it"
 
 
-def captured(seen: Seen, ids: Any) -> tuple[int, ...] | None:
-    """Ids as they stand, each once; else (2, n//2, n-3) (gpu_model_runner.py:5251, interfaces.py:1578, 1712)."""
+def captured(seen: Seen, ids: Any, count: int | None) -> tuple[tuple[int, ...] | None, Failure | None]:
+    """(ids as they stand, each once, else (2, n//2, n-3); what the first request fails with).
+
+    count: how many fc takes; None where it is skipped. Raises Stops for ids that are no layers.
+    """
     if ids is None:
-        return default_taps(seen.layers) if seen.layers is not None and seen.layers >= 7 else None
-    if not (isinstance(ids, list) and all(type(i) is int for i in ids)):
+        taps = default_taps(seen.layers) if seen.layers is not None and seen.layers >= 7 else None
+    elif isinstance(ids, list) and all(type(i) is int for i in ids):
+        taps = tuple(sorted(set(ids)))
+    else:
         raise Stops("configuration", "TypeError", f"{IDS} = {ids!r} is no list of layers", EXPORT)
-    return tuple(sorted(set(ids)))
+    if taps is None or count is None or len(taps) == count:
+        return taps, None
+    what = f"{len(taps)} layers are captured ({list(taps)}), fc takes {count}"
+    return taps, Failure("first request", "RuntimeError", what, "name the layers, and write num_aux_hidden_states")
+
+
+def internal_name(stored: str, stacks: Stacks) -> tuple[str, str]:
+    """(parameter, part) that a stored name is looked up as (llama_eagle3.py:286-298, 426-444)."""
+    name = stored.replace("d2t", "draft_id_to_target_id")
+    if name == stored and "lm_head" not in name:
+        name = "model." + name
+    return restacked(name.replace("midlayer.", "layers.0."), stacks)
 
 
 def check_method(seen: Seen) -> None:

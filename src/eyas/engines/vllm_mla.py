@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .fused import MLP, latent_layer, restacked, under
+from .fused import MLP, latent_layer, under
 from .hf_config import HfConfig
 from .mla import mla_sizes
 from .reading import ONES, ZEROS, Dropped, EngineReading, Into, Place, Refused, Seen, Slot, Stops, fill
-from .vllm_capture import IDS, captured, launch
+from .vllm_capture import IDS, captured, internal_name, launch
 
 ARCHITECTURE = "Eagle3DeepseekV2ForCausalLM"
 ACCEPTED = (ARCHITECTURE, "Eagle3DeepseekV3ForCausalLM")
@@ -53,11 +53,12 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
     if size != vocab:
         slots["draft_id_to_target_id"] = Slot((size,), blank=ZEROS)
     parameters, dropped = fill(seen, slots, lambda name: _place(name, slots), "AssertionError", cuts=True)
+    taps, failure = captured(seen, raw.get(IDS) or nested.get(IDS) or None, count)
     head = parameters["lm_head.weight"].filled == "whole"
     values: dict[str, Any] = {
         **config.common(),
         **flags,
-        "taps": captured(seen, raw.get(IDS) or nested.get(IDS) or None),
+        "taps": taps,
         "num_target_layers": seen.layers,
         "attention": "mla",
         "d2t": "offset" if size != vocab else "none",
@@ -65,16 +66,15 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
         "embedding": "own" if parameters["model.embed_tokens.weight"].keys else "target",
         "head": "own" if head else "target" if size == vocab else "target_rows",
     }
-    return dataclasses.replace(empty, parameters=parameters, dropped=dropped, values=values, needs=launch(seen, values))
+    return dataclasses.replace(
+        empty, failure=failure, parameters=parameters, dropped=dropped, values=values, needs=launch(seen, values)
+    )
 
 
 def _place(stored: str, slots: Mapping[str, Slot]) -> Place:
     if "t2d" in stored:
         return Dropped("t2d is not used")
-    name = stored.replace("d2t", "draft_id_to_target_id")
-    if name == stored and "lm_head" not in name:
-        name = "model." + name
-    name, part = restacked(name.replace("midlayer.", "layers.0."), STACKED)
+    name, part = internal_name(stored, STACKED)
     if name in slots:
         return Into(name, part)
     if name.endswith(".bias"):

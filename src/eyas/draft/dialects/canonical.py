@@ -28,6 +28,53 @@ def max_position(conventions: Conventions, facts: TargetFacts | None) -> int:
     return max(conventions.max_position, facts.max_position)
 
 
+def model_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None) -> dict[str, Any]:
+    """Fields of a Llama config that every spelling has, RoPE in the form of transformers >= 5."""
+    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_type, **c.rope_scaling}
+    if c.partial_rotary_factor != 1:
+        rope["partial_rotary_factor"] = c.partial_rotary_factor
+    fields: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "hidden_act": c.hidden_act,
+        "rms_norm_eps": c.rms_norm_eps,
+        "attention_bias": c.attention_bias,
+        "mlp_bias": c.mlp_bias,
+        "max_position_embeddings": max_position(c, facts),
+        "rope_parameters": rope,
+    }
+    if c.sliding_window is not None:
+        fields |= {
+            "sliding_window": c.sliding_window,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention"] * shape.num_layers,
+        }
+    return fields
+
+
+def flat_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dtype: str) -> dict[str, Any]:
+    """What every flat config of a draft has on top of it, also for readers before transformers 5."""
+    fields = model_fields(shape, c, facts)
+    fields |= {
+        "architectures": [ARCHITECTURE],
+        "draft_vocab_size": shape.draft_vocab_size,
+        "tie_word_embeddings": False,
+        "rope_theta": c.rope_theta,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+    if c.rope_type != "default":
+        fields["rope_scaling"] = {k: v for k, v in fields["rope_parameters"].items() if k != "rope_theta"}
+    return fields
+
+
 def canonical_config(
     shape: DraftShape, conventions: Conventions, facts: TargetFacts | None, dtype: str
 ) -> dict[str, Any]:
@@ -36,22 +83,9 @@ def canonical_config(
     `facts` None: what only the target knows is left out.
     """
     c, taps = conventions, conventions.taps
-    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_type, **c.rope_scaling}
-    if c.partial_rotary_factor != 1:
-        rope["partial_rotary_factor"] = c.partial_rotary_factor
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
+        **flat_fields(shape, c, facts, dtype),
         "target_hidden_size": shape.target_hidden_size,  # never null: SGLang multiplies it
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "draft_vocab_size": shape.draft_vocab_size,
-        "tie_word_embeddings": False,
         "num_aux_hidden_states": shape.num_taps,
         # vLLM and llama.cpp: the top level, as taps. SGLang: eagle_config alone, as outputs of layers.
         "eagle_aux_hidden_state_layer_ids": list(taps),
@@ -60,33 +94,15 @@ def canonical_config(
         "norm_before_fc": c.norm_before_fc,
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
-        "hidden_act": c.hidden_act,
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": c.attention_bias,
-        "mlp_bias": c.mlp_bias,
         "attention_dropout": 0.0,
-        "max_position_embeddings": max_position(c, facts),
-        "rope_theta": c.rope_theta,
-        "rope_parameters": rope,
-        "use_cache": True,
-        "dtype": dtype,
-        "torch_dtype": dtype,  # transformers before 5
     }
     ids = sglang_ids(taps, facts.model_type if facts else "llama", facts.num_layers if facts else c.num_target_layers)
     if ids is not None:
         config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
-    if c.rope_type != "default":
-        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}  # readers before transformers 5
     if c.fc_bias:
         config["bias"] = True  # SGLang's switch for fc.bias
     if c.logit_scale != 1:
         config["logit_scale"] = c.logit_scale
-    if c.sliding_window is not None:
-        config |= {
-            "sliding_window": c.sliding_window,
-            "use_sliding_window": True,
-            "layer_types": ["sliding_attention"] * shape.num_layers,
-        }
     if facts is not None:
         eos = list(facts.eos_ids)
         config["bos_token_id"] = facts.raw.get("bos_token_id")

@@ -15,7 +15,7 @@ from typing import Any
 from ...conventions import Conventions
 from ...target.facts import TargetFacts
 from ..shape import DraftShape
-from .canonical import ARCHITECTURE, canonical_config, max_position
+from .canonical import canonical_config, flat_fields, model_fields
 
 Config = Callable[[DraftShape, Conventions, TargetFacts | None, str], dict[str, Any]]
 
@@ -39,43 +39,11 @@ class Spelling:
     """Its readers know one layer and three taps only."""
 
 
-def _model(shape: DraftShape, c: Conventions, facts: TargetFacts | None) -> dict[str, Any]:
-    """Fields of a Llama config that every spelling has."""
-    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_type, **c.rope_scaling}
-    return {
-        "model_type": "llama",
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "hidden_act": c.hidden_act,
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": c.attention_bias,
-        "mlp_bias": c.mlp_bias,
-        "max_position_embeddings": max_position(c, facts),
-        "rope_parameters": rope,
-    }
-
-
 def _flat(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dtype: str) -> dict[str, Any]:
     """What SafeAILab and SpecForge have in common."""
-    config = {
-        "architectures": [ARCHITECTURE],
-        **_model(shape, c, facts),
-        "rope_theta": c.rope_theta,
-        "draft_vocab_size": shape.draft_vocab_size,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "dtype": dtype,
-        "torch_dtype": dtype,
-    }
+    config = flat_fields(shape, c, facts, dtype)
     if shape.target_hidden_size != shape.hidden_size:
         config["target_hidden_size"] = shape.target_hidden_size
-    if c.rope_type != "default":
-        config["rope_scaling"] = {k: v for k, v in config["rope_parameters"].items() if k != "rope_theta"}
     return config
 
 
@@ -96,10 +64,6 @@ def eagle(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dtype: s
 
 def speculators(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dtype: str) -> dict[str, Any]:
     """speculators 0.9: the layer's config nested, flags above it, ids as taps."""
-    layer = _model(shape, c, facts)
-    if c.sliding_window is not None:
-        layer |= {"sliding_window": c.sliding_window, "use_sliding_window": True,
-                  "layer_types": ["sliding_attention"] * shape.num_layers}  # fmt: skip
     verifier = {"name_or_path": None, "architectures": list(facts.raw.get("architectures") or []) if facts else []}
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -122,7 +86,7 @@ def speculators(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
             ],
             "verifier": verifier,
         },
-        "transformer_layer_config": layer,
+        "transformer_layer_config": model_fields(shape, c, facts),
     }
 
 
