@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,15 +35,24 @@ class Case:
     """Those that it is meant for; all where empty."""
     reading: Reading | None = None
     refusal: str = ""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """Flags of the command that serves it (`engines.launch.options`); {} where nobody said."""
 
     @classmethod
-    def open(cls, path: str | Path, facts: TargetFacts | None = None, engines: tuple[str, ...] = ()) -> Case:
+    def open(
+        cls,
+        path: str | Path,
+        facts: TargetFacts | None = None,
+        engines: tuple[str, ...] = (),
+        launch: Mapping[str, Any] | None = None,
+    ) -> Case:
         """Raises BadInput only where not even the files can be read."""
         folder = open_folder(path)
         try:
-            return cls(folder, facts, engines, interpret(folder, facts.num_layers if facts else None))
+            reading = interpret(folder, facts.num_layers if facts else None)
+            return cls(folder, facts, engines, reading, launch=launch or {})
         except BadInput as error:
-            return cls(folder, facts, engines, refusal=str(error))
+            return cls(folder, facts, engines, refusal=str(error), launch=launch or {})
 
     @property
     def config(self) -> Mapping[str, Any]:

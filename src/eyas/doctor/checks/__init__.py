@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import config, engines, maps, tensors
+from . import config, engines, launch, maps, tensors
 
-FAMILIES = (maps, tensors, config, engines)
+FAMILIES = (maps, tensors, config, engines, launch)
