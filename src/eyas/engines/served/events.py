@@ -132,8 +132,10 @@ class Events:
             match = _PATTERNS[sign.id].search(line) if any(key in line for key in sign.keys) else None
             if not match or sum(kind == sign.id for kind, _ in self._found) >= MOST_OF_A_KIND:
                 continue
-            start = max(0, min(match.start(), len(line) - LONGEST_LINE)) if len(line) > LONGEST_LINE else 0
-            quoted = line[start : start + LONGEST_LINE].strip()
+            whole = len(line) <= LONGEST_LINE  # SGLang prints all its settings in one
+            quoted = (
+                line.strip() if whole else f"... {line[match.start() : match.end() + 60][:LONGEST_LINE].strip()} ..."
+            )
             self._found.setdefault((sign.id, match.group(0)), Event(sign.id, quoted, sign.meaning, sign.severity))
 
     def all(self) -> tuple[Event, ...]:
