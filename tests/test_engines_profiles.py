@@ -7,6 +7,7 @@ pytest -q tests/test_engines_profiles.py
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from eyas.errors import BadInput
 from eyas.target.facts import TargetFacts, read_facts
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+YARN, USUAL = {"factor": 4.0, "original_max_position_embeddings": 64}, 0.1 * math.log(4) + 1
 
 
 def read(engine: str, folder: Path, facts: TargetFacts | None = None):
@@ -122,6 +124,38 @@ def test_what_stops_an_engine(changes, engine, stage, error, tmp_path: Path, fac
     failure = read(engine, flat(tmp_path / "d", **changes), facts).failure
     assert failure is not None and (failure.stage, failure.error) == (stage, error)
     assert failure.what
+
+
+@pytest.mark.parametrize(
+    ("table", "beside", "sglang"),
+    [
+        ({"partial_rotary_factor": 0.5}, {}, {"partial_rotary_factor": 1.0}),  # it looks at the top level alone
+        ({"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 0.5}, {}),  # as Eyas writes it
+        (
+            {"rope_type": "yarn", **YARN, "attention_factor": 1.5},
+            {},
+            {"rope_scaling": {**YARN, "attention_factor": USUAL}},
+        ),
+        ({"rope_type": "yarn", **YARN, "attention_factor": USUAL}, {}, {}),
+        (
+            {"rope_type": "yarn", **YARN, "attn_factor": 2.0},
+            {},
+            {"rope_scaling": {**YARN, "attention_factor": 2 * USUAL}},
+        ),
+        # 10000 * (4 * 4 - 3) ** (8 / 6): the base of transformers' formula for a sequence four times the longest.
+        (
+            {"rope_type": "dynamic", "factor": 4.0},
+            {},
+            {"rope_type": "default", "rope_scaling": {}, "rope_theta": 305673.5094},
+        ),
+    ],
+)
+def test_rope_that_sglang_reads_in_its_own_way(table, beside, sglang, tmp_path: Path, facts: TargetFacts):
+    folder = flat(tmp_path / "d", rope_theta=..., rope_parameters={"rope_theta": 10000.0, **table}, **beside)
+    theirs, transformers = (read(engine, folder, facts).values for engine in ("sglang", "vllm"))
+    for name in ("rope_type", "rope_scaling", "partial_rotary_factor"):
+        assert theirs[name] == sglang.get(name, transformers[name]), name
+    assert theirs["rope_theta"] == pytest.approx(sglang.get("rope_theta", 10000.0))
 
 
 def test_flags_and_their_tensors(tmp_path: Path, facts: TargetFacts):

@@ -84,7 +84,11 @@ def test_transformers_reads_the_config_as_it_was_meant(tmp_path):
 
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     for i, rope in enumerate(
-        [{"rope_theta": 1e5}, {"rope_type": "llama3", "rope_scaling": scaling, "rope_theta": 5e5}]
+        [
+            {"rope_theta": 1e5},
+            {"rope_type": "llama3", "rope_scaling": scaling, "rope_theta": 5e5},
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        ]
     ):
         draft, vocab_map = make_draft(0, **rope)
         save_draft(draft, vocab_map, tmp_path / str(i))
@@ -92,6 +96,9 @@ def test_transformers_reads_the_config_as_it_was_meant(tmp_path):
         assert read.rope_parameters["rope_theta"] == rope["rope_theta"]
         assert read.rope_parameters["rope_type"] == rope.get("rope_type", "default")
         assert all(read.rope_parameters[k] == v for k, v in rope.get("rope_scaling", {}).items())
+        partial = rope.get("partial_rotary_factor", 1.0)  # where transformers looks, and where SGLang does
+        assert read.rope_parameters.get("partial_rotary_factor", 1.0) == partial
+        assert getattr(read, "partial_rotary_factor", 1.0) == partial
         assert read.eagle_aux_hidden_state_layer_ids == [2, 4, 5] and read.hidden_size == 32
         (tmp_path / str(i) / "eyas.json").unlink()  # and our own reader of the flat dialect
         again = load_draft(tmp_path / str(i))[2]

@@ -89,6 +89,7 @@ def _read(seen: Seen) -> EngineReading:
     order = tuple(ids) if ids else default_taps(seen.layers) if seen.layers and seen.layers >= 7 else None
     values: dict[str, Any] = {
         **config.common(),
+        "partial_rotary_factor": 1.0,  # it writes the whole head as what is rotated (conversion/llama.py:171)
         "taps": tuple(sorted(order)) if order else None,
         "num_target_layers": seen.layers,
         "d2t": "offset" if "d2t" in slots else "none",

@@ -27,6 +27,7 @@ from .reading import (
     fill,
 )
 from .sglang_capture import EXPORT, PADDED, aux_fields, captured, check_context, launch
+from .sglang_rope import rope
 
 ENGINE, VERSION = "sglang", "0.5.23"
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -76,6 +77,7 @@ def _read(seen: Seen) -> EngineReading:
     taps, surprises, failure = captured(seen, aux, target_hidden, hidden)
     values: dict[str, Any] = {
         **config.common(),
+        **rope(config),
         "taps": taps,
         "num_target_layers": seen.layers,
         "d2t": "offset" if maps else "none",

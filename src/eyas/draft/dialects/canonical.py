@@ -70,6 +70,8 @@ def flat_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
         "dtype": dtype,
         "torch_dtype": dtype,
     }
+    if c.partial_rotary_factor != 1:
+        fields["partial_rotary_factor"] = c.partial_rotary_factor  # SGLang reads it here alone
     if c.rope_type != "default":
         fields["rope_scaling"] = {k: v for k, v in fields["rope_parameters"].items() if k != "rope_theta"}
     return fields
