@@ -84,7 +84,9 @@ class Conventions:
     """Further RoPE parameters (factor, low_freq_factor, ...), empty for the default kind."""
     partial_rotary_factor: float = 1.0
     rope_offset: int = 0
-    """Row i, step k sits at position i + k + rope_offset. A symmetry for the default RoPE."""
+    """Row i, step k sits at position i + k*rope_step + rope_offset. The offset is a symmetry for the default RoPE."""
+    rope_step: int = 1
+    """0: every step keeps the position of its row, as a draft unrolled without advancing positions was trained."""
     max_position: int = 2048
 
     # Shifts between ids and states: row i, step k reads e(x_{i+token_shift+k}) and predicts x_{i+token_shift+1+k}.

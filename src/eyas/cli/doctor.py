@@ -3,99 +3,178 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from eyas.doctor.finding import Finding
+    from eyas.engines.served import Served
 
-HELP = """Examine a draft's files: tensors, vocabulary map, config, and what engines make of them.
+HELP = """Find out why a draft is not accepted. Nothing is ever changed.
 
-Nothing is changed and nothing is run: these are the static checks, which read configs, headers, the maps and the norm
-weights. They cannot see what only a measurement shows (`eyas prove` measures). A finding names what was seen, what
-happens if the draft is served so, and what to do. Oddities that are right are said to be right.
+Every convention has alternatives that occur in the field. The doctor tries them all on the real weights: it replays the
+draft over text of the target, as it is declared, as each engine reads it, and with one convention after the other
+replaced; what fits better is confirmed, what fits worse is ruled out, and what cannot be told apart is said.
+
+With --target it records that text itself, once for each target. --features takes recorded features instead; without
+both, the probe inside a draft that Eyas exported is used. --static looks at the files alone.
 
 \b
 Examples:
-  eyas doctor path/to/draft
-  eyas doctor path/to/draft --target path/to/target --engine sglang
-  eyas doctor path/to/draft --format github --fail-on warning     # in CI
+  eyas doctor path/to/draft --target path/to/target
+  eyas doctor path/to/draft --target path/to/target --engine vllm --served-accept-length 1.03
+  eyas doctor path/to/draft --target path/to/target --log server.log --html report.html
+  eyas doctor path/to/draft --target path/to/target --reference path/to/copy/d2t.pt
+  eyas doctor path/to/draft --static --format github --fail-on warning     # in CI
 
-Exit codes: 0 nothing of --fail-on or worse, 1 findings, 2 the files cannot be read.
+Exit codes: 0 nothing of --fail-on or worse, 1 findings, 2 it could not run.
 """
 ANNOTATIONS = {"error": "error", "warning": "warning", "info": "notice", "ok": "notice"}
+LEVELS = ("error", "warning", "info", "ok")
 
 
-@click.command("doctor", help=HELP, short_help="Examine a draft's files for faults: map, tensors, config, engines.")
+@click.command("doctor", help=HELP, short_help="Find out why a draft is not accepted: files, engines, trials.")
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="Its target: folder, .gguf file, hub id or 'smollm2'.")
-@click.option(
-    "--engine",
-    "engines",
-    multiple=True,
-    type=click.Choice(["sglang", "vllm", "llamacpp"]),
-    help="What it is to be served with; repeatable  [default: all, for information].",
-)
-@click.option("--static", is_flag=True, help="Files only. There are no other checks yet, so this changes nothing.")
-@click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "info", "never"]),
-    default="error",
-    show_default=True,
-    help="Exit with 1 from this severity on.",
-)
+@click.option("--features", type=click.Path(path_type=Path), help="Recorded features to replay, instead of recording.")
+@click.option("--engine", "engines", multiple=True, metavar="NAME[@VERSION]",
+              help="sglang, vllm, llamacpp or openvino; repeatable  [default: sglang and vllm, for information].")  # fmt: skip
+@click.option("--served-accept-length", type=float, help="What the server reports, bonus token included.")
+@click.option("--log", type=click.Path(path_type=Path), help="The server's log.")
+@click.option("--metrics", metavar="URL", help="The server's address, or a saved /metrics text.")
+@click.option("--launch", default="", metavar="COMMAND", help="The command line that serves it, in quotes.")
+@click.option("--reference", type=click.Path(path_type=Path),
+              help="A copy to compare with: draft directory, d2t.pt, d2t.npy or vocab_mapping.pt.")  # fmt: skip
+@click.option("--training", type=click.Path(path_type=Path), help="The training run, for what it predicted.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Requests to record on  [default: 64 of our own].")
+@click.option("--draft-tokens", "k", type=click.IntRange(1, 16), default=4, show_default=True, help="Drafted a round.")
+@click.option("--static", is_flag=True, help="Files only: no target, no trials.")
+@click.option("--budget", default="60s", show_default=True, metavar="TIME", help="After it no round of trials begins.")
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--trust-remote-code", is_flag=True, help="Run code that the target's folder brings along.")
+@click.option("--fail-on", type=click.Choice(["error", "warning", "info", "never"]), default="error", show_default=True,
+              help="Exit with 1 from this severity on.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one HTML file.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what is only worth knowing, too.")
 def command(
-    draft: Path, target: str | None, engines: tuple[str, ...], static: bool, fail_on: str, form: str, as_json: bool
-) -> None:
-    from eyas.doctor.examine import examine
-    from eyas.doctor.finding import ORDER, Severity
+    draft: Path, target: str | None, features: Path | None, engines: tuple[str, ...],
+    served_accept_length: float | None, log: Path | None, metrics: str | None, launch: str, reference: Path | None,
+    training: Path | None, prompts: Path | None, k: int, static: bool, budget: str, device: str,
+    trust_remote_code: bool, fail_on: str, form: str, as_json: bool, html: Path | None, verbose: bool,
+) -> None:  # fmt: skip
+    from eyas.doctor.diagnosis import diagnose
+    from eyas.engines.launch import options
+    from eyas.engines.profiles import profile
 
-    facts = None
+    for name in engines:
+        profile(name)
+    form = "json" if as_json else form
+    served = _served(served_accept_length, log, metrics)
+    folder = None
     if target is not None:
-        from eyas.target.facts import read_facts
         from eyas.target.source import resolve_target
 
-        facts = read_facts(resolve_target(target))
-    findings = examine(draft, facts, engines)
-    worst = min((ORDER[f.severity] for f in findings), default=len(ORDER))
-    failed = fail_on != "never" and worst <= ORDER[Severity(fail_on)]
-    if as_json or form == "json":
-        verdict = "faulty" if any(f.severity is Severity.ERROR for f in findings) else "no fault in the files"
-        click.echo(json.dumps({"draft": str(draft), "verdict": verdict, "findings": [f.to_dict() for f in findings]}))
+        folder = resolve_target(target)
+    diagnosis = diagnose(
+        draft,
+        target=folder,
+        features=features,
+        engines=engines,
+        reference=reference,
+        training=training,
+        served=served,
+        launch=options(launch),
+        prompts=_prompts(prompts),
+        static=static,
+        budget=_seconds(budget),
+        k=k,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        tell=_teller(),
+    )
+    if html is not None:
+        from eyas.artifacts import atomic_write
+        from eyas.report.diagnosis_html import render
+
+        atomic_write(html, render(diagnosis))
+    if form == "json":
+        click.echo(json.dumps(diagnosis))
     elif form == "github":
-        for f in findings:
-            text = f"{f.evidence}. {f.remedy}".replace("%", "%25").replace("\n", "%0A")
-            click.echo(f"::{ANNOTATIONS[f.severity]} file={draft},title={f.id}::{text}")
+        for f in diagnosis["findings"]:
+            click.echo(_annotation(draft, f))
     else:
-        _print(draft, findings)
-    raise SystemExit(1 if failed else 0)
+        from rich.console import Console
+
+        from eyas.report.diagnosis_text import show
+
+        show(Console(highlight=False, markup=False), diagnosis, verbose=verbose)
+    raise SystemExit(1 if _failed(diagnosis, fail_on) else 0)
 
 
-def _print(draft: Path, findings: Sequence[Finding]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
+def _failed(diagnosis: Mapping[str, Any], fail_on: str) -> bool:
+    """From `fail_on` on; what is measured or served wrong fails like an error."""
+    if fail_on == "never":
+        return False
+    bad: Sequence[str] = LEVELS[: LEVELS.index(fail_on) + 1]
+    return diagnosis["verdict"] == "faulty" or any(f["severity"] in bad for f in diagnosis["findings"])
 
-    from eyas.doctor.finding import Severity
 
-    console = Console(highlight=False, markup=False)
-    counts = {severity: sum(f.severity is severity for f in findings) for severity in Severity}
-    if counts[Severity.ERROR]:
-        said = f"{counts[Severity.ERROR]} error(s), {counts[Severity.WARNING]} warning(s)"
-    elif counts[Severity.WARNING]:
-        said = f"no error in the files, {counts[Severity.WARNING]} warning(s)"
-    else:
-        said = "no fault in the files"
-    console.print(f"{draft}: {said}\n", soft_wrap=True)
-    styles = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.OK: "green", Severity.INFO: "dim"}
-    for f in findings:
-        console.print(f"{f.severity.value:8}{f.id}", style=styles[f.severity])
-        sources = f"Seen in: {', '.join(f.sources)}" if f.sources else ""
-        for text in (f.evidence, f.consequence, f.remedy, sources):
-            if text:
-                console.print(Padding(text, (0, 0, 0, 8), expand=False))
-        console.print()
+def _served(number: float | None, log: Path | None, metrics: str | None) -> Served | None:
+    from eyas.errors import BadInput
+
+    given = [x for x in (number, log, metrics) if x is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadInput("give one of --served-accept-length, --log and --metrics: they would say different things")
+    from eyas.engines.served import from_log, from_number, from_prometheus, from_url
+
+    if number is not None:
+        return from_number(number)
+    if log is not None:
+        if not log.is_file():
+            raise BadInput(f"{log} is no file; --log takes the server's log")
+        return from_log(log)
+    assert metrics is not None
+    return from_url(metrics) if "://" in metrics else from_prometheus(Path(metrics))
+
+
+def _prompts(path: Path | None) -> list[str] | None:
+    if path is None:
+        return None
+    from eyas.prompts import load_prompts
+
+    return [prompt.text for prompt in load_prompts(path).prompts]
+
+
+def _seconds(text: str) -> float:
+    """ "60s", "2m", "90" """
+    from eyas.errors import BadInput
+
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise BadInput(f"--budget {text!r}: expected a time such as 60s or 2m")
+    return seconds
+
+
+def _teller() -> Any:
+    """Progress on standard error, where somebody looks at it."""
+    import sys
+
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: click.echo(f"  {text} ...", err=True)
+
+
+def _annotation(draft: Path, f: Mapping[str, Any]) -> str:
+    text = f"{f['evidence']}. {f['remedy']}".replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return f"::{ANNOTATIONS[f['severity']]} file={draft},title={f['id']}::{text}"

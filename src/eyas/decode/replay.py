@@ -54,19 +54,25 @@ def accepted_per_row(
 
 
 def walk_rounds(accepted: torch.Tensor, run: torch.Tensor, steps: int) -> torch.Tensor:
-    """Walk every turn round by round; histogram int64 [steps+1] of tokens accepted per round.
+    """Walk every turn round by round; histogram int64 [steps+1] of tokens accepted per round (see `rounds`)."""
+    return torch.bincount(rounds(accepted, run, steps)[1], minlength=steps + 1)
+
+
+def rounds(accepted: torch.Tensor, run: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every round of a server that walks every turn: (row at which it begins, tokens that it accepts), int64 [rounds].
 
     A turn's first round starts at the row before its first token. Rounds that the end of the turn cuts off (fewer than
     `steps` tokens left to compare) are left out, as when two tools are compared (design.md, section 3).
     """
     accepted, run = accepted.cpu(), run.cpu()  # a loop of small steps
-    histogram = torch.zeros(steps + 1, dtype=torch.int64)
     before = torch.cat([run.new_zeros(1), run[:-1]])
     # Within a turn `run` falls by one a row; a turn starts where it does not follow from the row before.
     at = ((run >= 2) & (before != run + 1)).nonzero().squeeze(1)
+    begun, taken = [at[:0]], [at[:0]]
     while len(at):
         at = at[run[at] >= steps + 1]
         n = accepted[at]
-        histogram += torch.bincount(n, minlength=steps + 1)
+        begun.append(at)
+        taken.append(n)
         at = at + n + 1  # in the same turn: n <= steps, and at least steps + 1 of its tokens follow
-    return histogram
+    return torch.cat(begun), torch.cat(taken)

@@ -107,7 +107,8 @@ class Unroll:
 
     def step(self, embedded: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Step k >= 1 for the asked rows: embedded [R, (h+2kv)d] of x_{i+1+k}, state [R, H] from `Draft.feedback`."""
-        cos, sin = self.draft.angles(self.packing.position[self.asked.rows] + self.k)
+        step = self.k * self.draft.conventions.rope_step
+        cos, sin = self.draft.angles(self.packing.position[self.asked.rows] + step)
         x = state
         for index, layer in enumerate(self.draft.all_layers()):
             normed = layer.hidden_norm(x)

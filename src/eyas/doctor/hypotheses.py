@@ -1,0 +1,343 @@
+"""Hypotheses: for every convention the alternatives that occur in the field, as substitutions on a specimen.
+
+    for h in hypotheses(base, context): h.apply(base)
+
+A hypothesis is one substitution; those of one group exclude each other. A group is a field of `Conventions` where there
+is one, else named like the tensors that it concerns. Sources: failures seen in public reports (docs/doctor.md).
+    pytest tests/test_doctor_hypotheses.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..conventions import default_taps
+from ..draft.expected import expected_tensors
+from ..target.facts import TargetFacts
+from . import maps
+from .specimen import EMBEDDING, HEAD, Specimen
+
+FIRST = "midlayer."
+NORMS = (FIRST + "input_layernorm.weight", FIRST + "hidden_norm.weight", FIRST + "post_attention_layernorm.weight",
+         "norm.weight")  # fmt: skip
+Q, K, V, O = (f"{FIRST}self_attn.{x}_proj.weight" for x in "qkvo")
+THETAS = (10000.0, 1e5, 5e5, 1e6)
+GATE, UP = (f"{FIRST}mlp.{x}_proj.weight" for x in ("gate", "up"))
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """ "The draft was made for `value` of `group`." """
+
+    group: str
+    label: str
+    value: Any
+    """As JSON values, for the report."""
+    apply: Callable[[Specimen], Specimen]
+    cheap: bool = False
+    """It changes ids or labels only, so it shares the forward of what it is applied to."""
+    about: str = ""
+    """What it would mean, in words."""
+    fault: bool = True
+    """False for a control that only gives the scale."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What alternatives are made of, beside the draft itself."""
+
+    facts: TargetFacts | None = None
+    embedding: torch.Tensor | None = None  # the target's [V, H]
+    head: torch.Tensor | None = None  # the target's [V, H]
+    taps: frozenset[int] = frozenset()
+    """Taps whose states are recorded."""
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Further maps by name: int64 [D] target ids (a reference's, a parent's)."""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors of a reference that differ, by canonical name."""
+    engines: Mapping[str, Specimen] = field(default_factory=dict)
+    """Engine -> what it would run."""
+
+
+def hypotheses(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """All alternatives to `base` that can be tested on it."""
+    for family in (_maps, _taps, _flags, _norms, _layer, _positions, _ends, _shifts, _names, _reference):
+        yield from family(base, context)
+
+
+def _convention(name: str, value: Any, about: str = "") -> Hypothesis:
+    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return Hypothesis(
+        name, shown, value, lambda s: s.with_(name, shown, conventions={name: value}), about=about
+    )  # fmt: skip
+
+
+def _maps(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """d2t in each form that it was ever found in."""
+    for label, ids, about in maps.alternatives(base, context.maps):
+        if not torch.equal(ids, base.ids):
+            yield Hypothesis("d2t", label, label, _ids(label, ids), cheap=True, about=about)
+
+
+def _ids(label: str, ids: torch.Tensor) -> Callable[[Specimen], Specimen]:
+    return lambda s: s.with_("d2t", label, ids=ids)
+
+
+def _taps(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Other states: one layer on or back, all or one of them; defaults; the slices in another order."""
+    taps = base.slices
+    wanted: dict[tuple[int, ...], str] = {}
+    layers = base.conventions.num_target_layers or (context.facts.num_layers if context.facts else None)
+    for shift, about in (
+        (1, "ids that count outputs of layers, read as taps"),
+        (-1, "taps, read as outputs of layers"),
+    ):
+        wanted.setdefault(tuple(t + shift for t in taps), about)
+    if layers is not None and layers >= 7 and len(taps) == 3:
+        usual = default_taps(layers)
+        wanted.setdefault(usual, "the default of SafeAILab, vLLM and SGLang")
+        wanted.setdefault(tuple(t + 1 for t in usual), "the default of OpenVINO")
+        wanted.setdefault(tuple(t - 1 for t in usual), "the default, one back")
+        wanted.setdefault((0, 1, 2), "the first three states")
+    for engine, read in context.engines.items():
+        wanted.setdefault(read.slices, f"as {engine} reads the config")
+    for i in range(len(taps)):
+        for shift in (1, -1):
+            wanted.setdefault(tuple(t + shift * (i == j) for j, t in enumerate(taps)), "one of the layers is another")
+    if layers is not None:
+        wanted.setdefault((*taps[:-1], layers), "the last layer instead of the highest tap")
+    for taps_, about in wanted.items():
+        if taps_ != taps and set(taps_) <= context.taps:
+            yield _slices("taps", taps_, about)
+    if len(taps) <= 3:
+        for order in itertools.permutations(range(len(taps))):
+            if order != tuple(range(len(taps))):
+                yield _slices("slice_order", tuple(taps[i] for i in order), "the slices of fc in another order")
+
+
+def _slices(group: str, taps: tuple[int, ...], about: str) -> Hypothesis:
+    label = "/".join(map(str, taps))
+    return Hypothesis(group, label, list(taps), lambda s: s.with_(group, label, slices=taps), about=about)
+
+
+def _flags(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Where norms sit, and which state is fed back."""
+    c = base.conventions
+    yield _convention("norm_before_residual", not c.norm_before_residual, "the residual stream starts elsewhere")
+    yield _convention("norm_output", not c.norm_output, "another state is fed back to the next step")
+    yield _convention("norm_before_head", not c.norm_before_head, "the norm before the head is left out or put in")
+    if c.norm_before_fc or c.fc_norm:
+        off = {"norm_before_fc": False, "fc_norm": False}
+        yield Hypothesis(
+            "norm_before_fc" if c.norm_before_fc else "fc_norm", "false", False,
+            lambda s: s.with_("norm_before_fc" if c.norm_before_fc else "fc_norm", "false", conventions=off),
+            about="engines that do not know the norm leave it out",
+        )  # fmt: skip
+    else:
+        for name in ("norm_before_fc", "fc_norm"):
+            on = base.with_(conventions={name: True})
+            if not set(on.lacking) - set(base.lacking):
+                yield _convention(name, True, "its tensors are there, its flag is not")
+            elif name == "norm_before_fc":
+                yield _ones_before_fc(base)
+    offset = not c.rms_norm_offset
+    yield _convention("rms_norm_offset", offset, "norm weights stored as w - 1")
+
+
+def _ones_before_fc(base: Specimen) -> Hypothesis:
+    wide = base.shape.num_taps * base.shape.target_hidden_size
+    ones = {"input_norm.weight": torch.ones(wide)}
+    return Hypothesis(
+        "norm_before_fc", "true, weights lost", True,
+        lambda s: s.with_("norm_before_fc", "true, weights lost", conventions={"norm_before_fc": True}, tensors=ones),
+        about="a norm before fc whose weights are not in the file",
+    )  # fmt: skip
+
+
+def _norms(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Norm weights under each other's names."""
+    held = [n for n in NORMS if n in base.tensors and tuple(base.tensors[n].shape) == (base.shape.hidden_size,)]
+    for a, b in itertools.combinations(held, 2):
+        yield _swap(base, "norm_names", a, b, "two norms under each other's names")
+
+
+def _swap(base: Specimen, group: str, a: str, b: str, about: str) -> Hypothesis:
+    label = f"{_short(a)} <-> {_short(b)}"
+
+    def apply(s: Specimen) -> Specimen:
+        return s.with_(group, label, tensors={a: s.tensors[b], b: s.tensors[a]})
+
+    return Hypothesis(group, label, label, apply, about=about)
+
+
+def _layer(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Order of the two halves, projections under each other's names, transposed matrices, rotated halves."""
+    c, shape = base.conventions, base.shape
+    other = "state_embedding" if c.layer_input == "embedding_state" else "embedding_state"
+    yield _convention("layer_input", other, "q, k and v read the two halves the other way round")
+    wanted = expected_tensors(shape, c)
+    for a, b in ((K, V), (Q, K), (Q, V), (GATE, UP)):
+        if a in base.tensors and b in base.tensors and wanted.get(a) == wanted.get(b):
+            group = "gate_up" if a == GATE else "qkv"
+            yield _swap(base, group, a, b, "projections under each other's names, or fused in another order")
+    for name, size in wanted.items():
+        held = base.tensors.get(name)
+        if held is None or held.dim() != 2:
+            continue
+        turned = tuple(held.shape) == size[::-1]
+        if turned and (tuple(held.shape) != size or size[0] == size[1]):
+            yield Hypothesis(
+                "transposed", _short(name), _short(name),
+                _with_tensor("transposed", _short(name), name, lambda t: t.T.contiguous()),
+                about="a matrix stored the other way round",
+            )  # fmt: skip
+    if Q in base.tensors and K in base.tensors:
+        for label, turn in (("interleaved", _interleaved), ("halves", _halved)):
+            yield Hypothesis("rope_layout", label, label, _rotary(label, turn, shape.head_dim),
+                             about="q and k rows in the other layout of rotary pairs")  # fmt: skip
+
+
+def _with_tensor(group: str, label: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return lambda s: s.with_(group, label, tensors={name: change(s.tensors.get(name, NONE))})
+
+
+def _always(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda _: tensor
+
+
+NONE = torch.empty(0)
+
+
+def _rotary(label: str, turn: Callable[[torch.Tensor, int], torch.Tensor], head_dim: int) -> Any:
+    return lambda s: s.with_("rope_layout", label, tensors={n: turn(s.tensors[n], head_dim) for n in (Q, K)})
+
+
+def _interleaved(weight: torch.Tensor, d: int) -> torch.Tensor:
+    """Rows stored as pairs (x0, y0, x1, y1, ...) brought into halves, which is what the module rotates."""
+    return weight.unflatten(0, (-1, d // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _halved(weight: torch.Tensor, d: int) -> torch.Tensor:
+    """The inverse: rows that were turned from halves into pairs once too often."""
+    return weight.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _positions(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """RoPE base, kind and step; attention window."""
+    c, facts = base.conventions, context.facts
+    thetas = {*THETAS, *((facts.rope_theta,) if facts else ())}
+    thetas |= {read.conventions.rope_theta for read in context.engines.values()}
+    for theta in sorted(thetas - {c.rope_theta}):
+        about = "the target's base" if facts and theta == facts.rope_theta else "another base"
+        yield _convention("rope_theta", theta, about)
+    theirs = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, Mapping)} if facts else {}
+    kind = str(theirs.pop("rope_type", "default"))
+    theirs.pop("rope_theta", None)
+    if c.rope_type != "default":
+        yield _rope(c.rope_theta, "default", {}, "no scaling of RoPE")
+    elif facts and kind != "default":
+        yield _rope(facts.rope_theta, kind, theirs, "the target's scaling of RoPE")
+    yield _convention("rope_step", 1 - c.rope_step, "later steps keep the position of the first")
+    if c.sliding_window is not None:
+        yield _convention("sliding_window", None, "no attention window")
+
+
+def _rope(theta: float, kind: str, scaling: Mapping[str, Any], about: str) -> Hypothesis:
+    fields = {"rope_theta": theta, "rope_type": kind, "rope_scaling": dict(scaling)}
+    return Hypothesis("rope_type", kind, kind, lambda s: s.with_("rope_type", kind, conventions=fields), about=about)
+
+
+def _ends(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Where embedding and head come from, and the embedding's scale."""
+    shape, c = base.shape, base.conventions
+    target = context.embedding
+    own = base.tensors.get(EMBEDDING)
+    if target is not None and target.shape[1] == shape.hidden_size and base.embedding is not target:
+        yield Hypothesis("embedding", "target", "target", _embedding("target", target),
+                         about="the target's embedding instead of the stored one")  # fmt: skip
+    if (
+        own is not None
+        and c.embedding == "target"
+        and target is not None
+        and not torch.equal(own, target.to(own.dtype))
+    ):
+        yield Hypothesis("embedding", "own", "own", _embedding("own", own), about="the stored embedding")
+    for scale in (math.sqrt(shape.hidden_size), *((context.facts.embedding_scale,) if context.facts else ()), 1.0):
+        if not math.isclose(scale, c.embedding_scale):
+            yield _convention("embedding_scale", scale, "the embedding rows are scaled")
+    head = context.head
+    if head is not None and head.shape[1] == shape.hidden_size:
+        rows = head[base.ids.clamp(min=0)]
+        yield Hypothesis("head", "target_rows", "target_rows", _head("target_rows", rows),
+                         about="the target's head at the ids of the map")  # fmt: skip
+        yield Hypothesis("head", "first_rows", "first_rows", _head("first_rows", head[: shape.draft_vocab_size]),
+                         about="the first rows of the target's head")  # fmt: skip
+
+
+def _embedding(label: str, table: torch.Tensor) -> Callable[[Specimen], Specimen]:
+    return lambda s: s.with_("embedding", label, conventions={"embedding": label}, embedding=table)
+
+
+def _head(label: str, rows: torch.Tensor) -> Callable[[Specimen], Specimen]:
+    return lambda s: s.with_("head", label, conventions={"head": "target_rows"}, tensors={HEAD: rows})
+
+
+def _shifts(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Tokens and states against each other, and what is predicted."""
+    for shift, about in ((-1, "states one token late"), (1, "states one token early, which a server does not have")):
+        shown = f"{base.state_shift + shift:+d}"
+        yield Hypothesis("state_shift", shown, base.state_shift + shift, _shifted("state_shift", shown, base.state_shift + shift),
+                         about=about)  # fmt: skip
+    for shift in (-1, 1):
+        value = base.label_shift + shift
+        yield Hypothesis("label_shift", f"{value:+d}", value, _shifted("label_shift", f"{value:+d}", value), cheap=True,
+                         about="it predicts another token than the one after its input")  # fmt: skip
+
+
+def _shifted(group: str, label: str, value: int) -> Callable[[Specimen], Specimen]:
+    fields: dict[str, Any] = {group: value}
+    return lambda s: s.with_(group, label, **fields)
+
+
+def _names(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """A tensor that is missing may lie there under another name: every one that nothing reads and that fits."""
+    wanted = expected_tensors(base.shape, base.conventions)
+    missing = {n: size for n, size in wanted.items() if n not in base.tensors}
+    spare = [n for n in base.tensors if n not in wanted and n not in ("d2t", "t2d", EMBEDDING)]
+    matches = [
+        (name, other, tuple(base.tensors[other].shape) != size)
+        for name, size in missing.items()
+        for other in spare
+        if tuple(base.tensors[other].shape) in (size, size[::-1])
+    ]
+    for name, other, turned in matches[:32]:
+        label = f"{name} = {other}"
+
+        def apply(
+            s: Specimen, name: str = name, other: str = other, turned: bool = turned, label: str = label
+        ) -> Specimen:
+            tensor = s.tensors[other]
+            return s.with_(
+                f"name of {_short(name)}", label, tensors={name: tensor.T.contiguous() if turned else tensor}
+            )
+
+        yield Hypothesis(f"name of {_short(name)}", label, other, apply, about="a tensor under another name")
+
+
+def _reference(base: Specimen, context: Context) -> Iterator[Hypothesis]:
+    """Single tensors of a reference checkpoint in place of this one's."""
+    for name, tensor in context.tensors.items():
+        if base.tensors.get(name) is not tensor:
+            group, label = f"tensor {_short(name)}", "the reference's"
+            yield Hypothesis(group, label, label, _with_tensor(group, label, name, _always(tensor)),
+                             about="the reference holds another tensor here")  # fmt: skip
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(FIRST).removeprefix("self_attn.").removeprefix("mlp.").removesuffix(".weight")

@@ -1,0 +1,248 @@
+"""The measured half of a diagnosis: search quickly on part of the text, confirm in float32 on all of it.
+
+Measured.of(readings, material, ...)      pytest tests/test_doctor_diagnosis.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..decode.acceptance import Acceptance, interval
+from ..decode.replay import rounds
+from ..draft.expected import expected_tensors
+from ..machine import choose_precision
+from .evidence import Gain, Paired
+from .hypotheses import Context, Hypothesis
+from .material import Material
+from .readings import Readings
+from .search import Entry, Found, Search
+from .specimen import Specimen
+from .trial import Bench
+
+SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 512, 2, 16
+CONFIRM_ROWS = 2048
+BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass
+class Taken:
+    """One substitution of the best reading, and what it is worth."""
+
+    hypothesis: Hypothesis
+    gain: Gain
+    delta_tau: float
+    interval: tuple[float, float]
+    """Of delta_tau: 95 %, bootstrap over sequences."""
+    equivalents: list[Hypothesis]
+    """Others that fit as well, in its place."""
+
+
+@dataclass
+class Measured:
+    """Everything that was run."""
+
+    found: Found
+    taken: list[Taken]
+    taus: dict[str, list[Acceptance]] = field(default_factory=dict)
+    """declared, best, and each engine -> one Acceptance per document."""
+    controls: dict[str, float] = field(default_factory=dict)
+    """Mean surprise in nats per token."""
+    engine_costs: dict[str, list[tuple[str, Gain]]] = field(default_factory=dict)
+    """Engine -> what each point costs (negative gain) in which it departs from the best reading, the dearest first."""
+    positions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def ledger(self) -> list[Entry]:
+        return self.found.ledger
+
+
+def measure(
+    readings: Readings,
+    material: Material,
+    context: Context,
+    *,
+    k: int = 4,
+    device: str = "cpu",
+    deadline: float = float("inf"),
+    tell: Callable[[str], None] = lambda text: None,
+) -> Measured:
+    """Trials of the draft as declared, as engines read it, and under every hypothesis."""
+    assert readings.declared is not None
+    base = readings.declared
+    few = material.first(_spread(material.documents, SCREEN_DOCUMENTS))
+    quick = getattr(torch, choose_precision("auto", device))
+    bench = Bench(few, quick, device, SCREEN_STEPS, SCREEN_ROWS)
+    search = Search(bench, context, deadline)
+    found = search.run("declared", base, tell=tell)
+    tell("confirming in float32")
+    sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
+    out = Measured(found, [])
+    paired = Paired(sure.document)
+    surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
+    accepted = {"declared": sure.accepted(base, k)}
+    accepted["best"] = sure.accepted(found.best, k) if found.taken else accepted["declared"]
+    for name, specimen in readings.as_read.items():
+        # What an engine reads is equal to what was declared more often than not: then it is not run again.
+        known = {"declared": base, "best": found.best} | {
+            n: readings.as_read[n] for n in accepted if n in readings.as_read
+        }
+        twin = next((n for n, other in known.items() if same(specimen, other)), None)
+        accepted[name] = accepted[twin] if twin else sure.accepted(specimen, k)
+        out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen) if twin != "best" else []
+    out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
+    out.taken = [_worth(h, found, sure, paired, surprise["best"], out.taus["best"], k) for h in found.taken]
+    # A step that does not hold on all of the text is none.
+    for taken in [t for t in out.taken if not t.gain.real]:
+        out.taken.remove(taken)
+        note = "it does not hold in float32 on all positions"
+        found.ledger.append(Entry(len(found.taken), found.start, taken.hypothesis, taken.gain, "reversed", note))
+    out.controls = {
+        "declared": _mean(surprise["declared"]),
+        "best": _mean(surprise["best"]),
+        **_controls(bench, found.best),
+        "knows_nothing": round(sure.nothing(base), 3),
+    }
+    out.positions = by_position(material, accepted["best"], k)
+    return out
+
+
+def _costs(bench: Bench, paired: Paired, best: Specimen, read: Specimen) -> list[tuple[str, Gain]]:
+    """What each point costs in which an engine's reading differs from the best one, taken alone; the dearest first."""
+    c, names = best.conventions, dict(read.conventions.differences(best.conventions))
+    singles: dict[str, Specimen] = {}
+    if read.slices != best.slices:
+        singles["taps"] = best.with_(slices=read.slices)
+    for name, (theirs, _) in names.items():
+        if name not in NOT_RUN:
+            trial = best.with_(conventions={name: theirs})
+            singles[name] = best.with_(conventions={name: theirs}, tensors=_supplied(trial, read))
+    if not torch.equal(read.ids, best.ids):
+        singles["d2t"] = best.with_(ids=read.ids)
+    if read.embedding is not best.embedding:
+        singles["embedding"] = best.with_(embedding=read.embedding)
+    for name in expected_tensors(read.shape, c):
+        mine, theirs = best.tensors.get(name), read.tensors.get(name)
+        if mine is not theirs and theirs is not None:
+            singles[name] = best.with_(tensors={name: theirs})
+    base, *others = bench.surprise([best, *singles.values()])
+    gains = [(name, paired.gain(base, s, len(singles))) for name, s in zip(singles, others, strict=True)]
+    return sorted(gains, key=lambda pair: pair[1].mean)
+
+
+NOT_RUN = {"how", "d2t", "taps", "num_target_layers", "embedding", "head", "final_state", "teacher", "mask_shift"}
+
+
+def _supplied(trial: Specimen, read: Specimen) -> dict[str, torch.Tensor]:
+    """Tensors that a convention asks for and that only the engine's reading has."""
+    wanted = expected_tensors(trial.shape, trial.conventions)
+    return {n: read.tensors[n] for n in wanted if n not in trial.tensors and n in read.tensors}
+
+
+def _worth(
+    h: Hypothesis,
+    found: Found,
+    bench: Bench,
+    paired: Paired,
+    best: torch.Tensor,
+    accepted: Sequence[Acceptance],
+    k: int,
+) -> Taken:
+    """The best reading against the same without `h`."""
+    without = found.base
+    for other in found.taken:
+        if other is not h:
+            without = other.apply(without)
+    gain = paired.gain(bench.surprise([without])[0], best, len(found.taken))
+    delta, low, high = delta_tau(bench.acceptance(without, k), accepted)
+    entry = next(e for e in found.ledger if e.hypothesis is h and e.verdict == "taken")
+    rivals = [
+        e.hypothesis
+        for e in found.ledger
+        if e.round == entry.round and e.hypothesis is not h and e.gain.real and e.gain.mean > entry.gain.mean - SAME
+    ]
+    return Taken(h, gain, delta, (low, high), rivals)
+
+
+SAME = 0.02
+"""Nats within which two readings fit equally well."""
+
+
+def delta_tau(before: Sequence[Acceptance], after: Sequence[Acceptance]) -> tuple[float, float, float]:
+    """tau(after) - tau(before) and its 95 % interval, bootstrapped over documents; nan where there are no rounds."""
+    import numpy as np
+
+    pairs = [
+        (a.accepted, a.rounds, b.accepted, b.rounds)
+        for a, b in zip(before, after, strict=True)
+        if a.rounds and b.rounds
+    ]
+    counts = np.array(pairs, dtype=np.float64).reshape(-1, 4)
+    if not len(counts):
+        return float("nan"), float("nan"), float("nan")
+    rng = np.random.default_rng(0)
+    drawn = counts[rng.integers(len(counts), size=(2000, len(counts)))].sum(1)
+    each = drawn[:, 2] / drawn[:, 3] - drawn[:, 0] / drawn[:, 1]
+    total = counts.sum(0)
+    low, high = np.quantile(each, [0.025, 0.975])
+    return float(total[2] / total[3] - total[0] / total[1]), float(low), float(high)
+
+
+def _controls(bench: Bench, best: Specimen) -> dict[str, float]:
+    """What the same weights know without their states, and what random weights know: they give the scale."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(bench.material.ids), generator=generator)
+    shuffled = replace(
+        bench.material, states={t: x[order] for t, x in bench.material.states.items() if t in best.slices}
+    )
+    blind = Bench(shuffled, bench.cast.dtype, str(bench.cast.device), bench.steps)
+    blind.rows, blind.document = bench.rows, bench.document
+    random = {
+        name: torch.randn(t.shape, generator=generator) * 0.02 if t.dim() == 2 else t
+        for name, t in best.tensors.items() if t.dtype.is_floating_point
+    }  # fmt: skip
+    return {
+        "shuffled_states": _mean(blind.surprise([best])[0]),
+        "random_draft": _mean(bench.surprise([best.with_(tensors=random)])[0]),
+    }
+
+
+def by_position(material: Material, accepted: torch.Tensor, k: int) -> list[dict[str, Any]]:
+    """tau by where in its document a round begins."""
+    at, n = rounds(accepted, material.run, k)
+    place = torch.bucketize(material.packing.position[at], torch.tensor(BUCKETS), right=True) - 1
+    out = []
+    for bucket in place.unique().tolist():
+        here = n[place == bucket]
+        upper = BUCKETS[bucket + 1] if bucket + 1 < len(BUCKETS) else None
+        tau = round(1 + float(here.float().mean()), 4)
+        out.append({"from": BUCKETS[bucket], "to": upper, "tau": tau, "rounds": len(here)})
+    return out
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return torch.linspace(0, count - 1, min(count, most)).round().long().unique().tolist()
+
+
+def _mean(surprise: torch.Tensor) -> float:
+    return round(float(surprise.mean()), 4)
+
+
+def same(a: Specimen, b: Specimen) -> bool:
+    """Do two specimens run the same, tensor by tensor?"""
+    if a.slices != b.slices or a.state_shift != b.state_shift or not torch.equal(a.ids, b.ids):
+        return False
+    if set(a.conventions.differences(b.conventions)) - NOT_RUN - {"max_position", "rope_offset"}:
+        return False
+    pairs = [(a.embedding, b.embedding)]
+    pairs += [(a.tensors.get(n), b.tensors.get(n)) for n in expected_tensors(a.shape, a.conventions)]
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y.to(x.dtype))) for x, y in pairs)
+
+
+def summary(parts: Sequence[Acceptance], k: int) -> dict[str, Any]:
+    """One reading's acceptance as plain JSON values."""
+    low, high = interval([parts])
+    return {**Acceptance.merged(parts, k).to_dict(), "interval": [round(low, 4), round(high, 4)]}

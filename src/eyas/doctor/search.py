@@ -1,0 +1,168 @@
+"""Find the reading under which the weights make most sense: substitutions one by one, kept while they help, dropped
+when they no longer do.   pytest tests/test_doctor_search.py
+
+From a start (the draft as declared, or as an engine reads it) every hypothesis is tried; the best real gain is taken;
+then again from there. After each step what was taken before must still be needed, else it is reversed: with two faults
+at once the first step may have been a compensation. Where nothing helps by itself and the draft knows nothing, pairs
+are tried. Each trial is an entry of the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .evidence import Gain, Paired
+from .hypotheses import Context, Hypothesis, hypotheses
+from .specimen import Specimen
+from .trial import Bench
+
+DEPTH = 4
+LEAK = 0.15
+"""Nats that states of the next token must win: they hold the answer, so any draft may win a little by them."""
+PAIRED = ("layer_input", "qkv", "gate_up", "rope_layout", "transposed", "norm_before_residual", "norm_output", "d2t",
+          "taps", "slice_order", "norm_before_fc", "fc_norm", "embedding", "head", "norm_before_head")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger."""
+
+    round: int
+    start: str
+    hypothesis: Hypothesis
+    gain: Gain
+    verdict: str
+    """taken | better | refuted | inconclusive | reversed"""
+    note: str = ""
+
+
+@dataclass
+class Found:
+    """The best reading, what was substituted for it in this order, and everything that was tried."""
+
+    start: str
+    base: Specimen
+    best: Specimen
+    taken: list[Hypothesis] = field(default_factory=list)
+    ledger: list[Entry] = field(default_factory=list)
+    last: list[Entry] = field(default_factory=list)
+    """What was tried at the best reading: why it is the best."""
+    complete: bool = True
+    """False where the time was over before."""
+
+
+class Search:
+    """One bench and what alternatives are made of."""
+
+    def __init__(self, bench: Bench, context: Context, deadline: float = float("inf")) -> None:
+        self.bench, self.context, self.deadline = bench, context, deadline
+        self.paired = Paired(bench.document)
+
+    def run(self, start: str, base: Specimen, tell: Callable[[str], None] = lambda text: None) -> Found:
+        """Search from `base`."""
+        found = Found(start, base, base)
+        surprise = self.bench.surprise([base])[0]
+        for round_ in range(1, DEPTH + 1):
+            tried = self._round(round_, start, found.best, surprise, tell)
+            found.last = [entry for entry, _ in tried]
+            found.ledger += found.last
+            chosen = next(((e, after) for e, after in tried if e.verdict == "better"), None)
+            if chosen is not None:
+                self._take(found, [chosen[0].hypothesis], chosen[0].gain, round_)
+                surprise = chosen[1]
+            elif not found.taken and (pair := self._pair(found.best, surprise, tried)) is not None:
+                self._take(found, list(pair[0]), pair[1], round_, "two at once: neither helps without the other")
+                surprise = pair[2]
+            else:
+                break
+            surprise = self._drop_needless(round_, found, surprise)
+            if time.monotonic() > self.deadline:
+                found.complete = False
+                break
+        return found
+
+    def _take(self, found: Found, hypotheses: list[Hypothesis], gain: Gain, round_: int, note: str = "") -> None:
+        for h in hypotheses:
+            found.taken.append(h)
+            found.best = h.apply(found.best)
+            found.ledger.append(Entry(round_, found.start, h, gain, "taken", note))
+
+    def _round(
+        self, round_: int, start: str, base: Specimen, before: torch.Tensor, tell: Callable[[str], None]
+    ) -> list[tuple[Entry, torch.Tensor]]:
+        """Every hypothesis on `base`, the best first."""
+        all_ = list(hypotheses(base, self.context))
+        tell(f"round {round_}: {len(all_)} hypotheses")
+        specimens = [h.apply(base) for h in all_]
+        results = self._measure(specimens)
+        out = []
+        for h, after in zip(all_, results, strict=True):
+            if after is None:
+                continue
+            gain = self.paired.gain(before, after, tests=len(all_))
+            out.append((Entry(round_, start, h, gain, _verdict(h, gain)), after))
+        return sorted(out, key=lambda pair: -pair[0].gain.mean)
+
+    def _measure(self, specimens: list[Specimen]) -> list[torch.Tensor | None]:
+        """Surprise of each, None for those whose states were not recorded or for which there was no time."""
+        out: list[torch.Tensor | None] = [None] * len(specimens)
+        groups: dict[Any, list[int]] = {}
+        for place, s in enumerate(specimens):
+            if self.bench.has_states(s):
+                groups.setdefault(s.body, []).append(place)
+        for places in groups.values():
+            if time.monotonic() > self.deadline:
+                break
+            for place, surprise in zip(places, self.bench.surprise([specimens[p] for p in places]), strict=True):
+                out[place] = surprise
+        return out
+
+    def _drop_needless(self, round_: int, found: Found, surprise: torch.Tensor) -> torch.Tensor:
+        """Reverse whatever the present reading does as well without; its surprise then."""
+        for h in found.taken[:-1]:
+            rest = [other for other in found.taken if other is not h]
+            without = _applied(found.base, rest)
+            simpler = self.bench.surprise([without])[0]
+            gain = self.paired.gain(simpler, surprise, tests=len(found.taken))
+            if not gain.real:
+                found.taken, found.best = rest, without
+                note = "it was a compensation: with the others in place it is not needed"
+                found.ledger.append(Entry(round_, found.start, h, gain, "reversed", note))
+                return simpler
+        return surprise
+
+    def _pair(
+        self, base: Specimen, before: torch.Tensor, tried: Iterable[tuple[Entry, torch.Tensor]]
+    ) -> tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None:
+        """Two structural substitutions at once, where the draft as it is knows next to nothing."""
+        singles = [e.hypothesis for e, _ in tried if e.hypothesis.group in PAIRED]
+        if float(before.mean()) < 0.6 * self.bench.nothing(base) or not singles:
+            return None
+        pairs = [(a, b) for a, b in itertools.combinations(singles, 2) if a.group != b.group]
+        specimens = [b.apply(a.apply(base)) for a, b in pairs]
+        best: tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None = None
+        for (a, b), after in zip(pairs, self._measure(specimens), strict=True):
+            if after is None:
+                continue
+            gain = self.paired.gain(before, after, tests=len(pairs))
+            if gain.real and (best is None or gain.mean > best[1].mean):
+                best = (a, b), gain, after
+        return best
+
+
+def _verdict(h: Hypothesis, gain: Gain) -> str:
+    if gain.real and (h.group != "state_shift" or gain.mean > LEAK):
+        return "better"
+    return "refuted" if gain.worse else "inconclusive"
+
+
+def _applied(base: Specimen, taken: Iterable[Hypothesis]) -> Specimen:
+    for h in taken:
+        base = h.apply(base)
+    return base

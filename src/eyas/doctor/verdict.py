@@ -1,0 +1,261 @@
+"""From what was seen and measured to what a user is told: findings in their order, where it went wrong, two sentences.
+
+Pure functions of their arguments.   pytest tests/test_doctor_verdict.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .evidence import LEAST_GAIN
+from .finding import ORDER, Finding, Severity
+from .groups import group
+from .hypotheses import Hypothesis
+from .measure import Measured, Taken
+
+KNOWS = 0.85
+"""Share of a uniform guess's surprise under which a draft knows something. Random weights are above it."""
+
+
+@dataclass
+class Told:
+    """A finding as it is reported: a static one, a measured one, or both in one."""
+
+    id: str
+    status: str
+    severity: Severity
+    convention: str | None
+    evidence: str
+    consequence: str = ""
+    remedy: str = ""
+    declared: Any = None
+    best: Any = None
+    equivalents: list[Any] = field(default_factory=list)
+    delta_tau: float | None = None
+    interval: list[float] | None = None
+    sources: tuple[str, ...] = ()
+    weight: float = 0.0
+    """Nats per token: the order among findings of one severity."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        out = {k: v for k, v in self.__dict__.items() if k not in ("weight", "severity", "sources")}
+        return {**out, "severity": self.severity.value, "sources": list(self.sources)}
+
+
+def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any = None) -> list[Told]:
+    """All findings, the most important first. usual: default taps of the target, where it is known."""
+    told = [_static(f) for f in statics]
+    if measured is not None:
+        for taken in measured.taken:
+            told = _with_confirmed(told, taken, measured)
+        _acquit(told, measured)
+        told += _undecided(told, measured, usual)
+        if _knows_nothing(measured):
+            told.append(_nothing(measured))
+    rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
+    return sorted(told, key=lambda t: (ORDER[t.severity], rank[t.status], -t.weight))
+
+
+def _static(f: Finding) -> Told:
+    return Told(f.id, "static", f.severity, _concerns(f.id), f.evidence, f.consequence, f.remedy, sources=f.sources)
+
+
+def _concerns(id_: str) -> str | None:
+    """The convention that a static finding is about."""
+    from .groups import GROUPS
+
+    return next((name for name, g in GROUPS.items() if any(id_.startswith(s) for s in g.statics)), None)
+
+
+def _with_confirmed(told: list[Told], taken: Taken, measured: Measured) -> list[Told]:
+    """Add a confirmed substitution; a static finding about the same becomes part of it."""
+    h, g = taken.hypothesis, group(taken.hypothesis.group)
+    mine = [t for t in told if t.status == "static" and any(t.id.startswith(s) for s in g.statics)
+            and t.severity in (Severity.ERROR, Severity.WARNING, Severity.INFO)]  # fmt: skip
+    best = mine[0] if mine and mine[0].severity is Severity.ERROR else None
+    evidence = (
+        f"{g.what}: {h.label} ({h.about}) fits the weights better than what was declared, by {taken.gain.mean:.3f} nats "
+        f"a token [{taken.gain.low:.3f}, {taken.gain.high:.3f}]"
+    )
+    if best is not None:
+        evidence = f"{best.evidence}. Measured: {evidence}"
+    equivalents = [_value(other, h.group) for other in taken.equivalents]
+    if equivalents:
+        evidence += f"; as well fit {', '.join(map(str, equivalents[:6]))}"
+    confirmed = Told(
+        best.id if best else g.id, "confirmed", Severity.ERROR, h.group, evidence, best.consequence if best else
+        g.consequence, best.remedy if best else g.remedy, _declared(h, measured), h.value, equivalents,
+        round(taken.delta_tau, 4), [round(x, 4) for x in taken.interval], best.sources if best else (), taken.gain.mean,
+    )  # fmt: skip
+    rest = [t for t in told if t is not best and not (t in mine and t.severity is Severity.INFO)]
+    return [confirmed, *rest]
+
+
+def _value(other: Hypothesis, mine: str) -> Any:
+    return other.value if other.group == mine else f"{other.group} = {other.label}"
+
+
+def _declared(h: Hypothesis, measured: Measured) -> Any:
+    base = measured.found.base
+    if h.group in ("taps", "slice_order"):
+        return list(base.slices)
+    if h.group == "d2t":
+        return "offsets"
+    if h.group in ("state_shift", "label_shift"):
+        return getattr(base, h.group)
+    value = getattr(base.conventions, h.group, None)
+    return value if value is not None or hasattr(base.conventions, h.group) else "as stored"
+
+
+def _acquit(told: list[Told], measured: Measured) -> None:
+    """A static suspicion about something that is measured to be right as declared is no fault."""
+    taken = {t.hypothesis.group for t in measured.taken}
+    if _knows_nothing(measured):
+        return
+    for t in told:
+        name = t.convention
+        if t.status != "static" or name in taken or name not in ("d2t", "norm_output", "rope_theta", "embedding"):
+            continue
+        tried = [e for e in measured.found.last if e.hypothesis.group == name]
+        if not tried or any(e.verdict != "refuted" for e in tried) or t.id in ("EY-D2T-T2D", "EY-T2D-SIZE"):
+            continue
+        if t.severity in (Severity.ERROR, Severity.WARNING):
+            t.evidence += (
+                f". Measured: every other reading of it ({len(tried)} tried) is worse, the nearest by "
+                f"{-max(e.gain.mean for e in tried):.3f} nats a token: right as declared"
+            )
+            t.status, t.severity = "refuted", Severity.OK
+
+
+def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
+    """What this draft and this text cannot tell apart: one finding a group."""
+    if _knows_nothing(measured):
+        return []
+    taken = {t.hypothesis.group for t in measured.taken}
+    by_group: dict[str, list[Any]] = {}
+    for e in measured.found.last:
+        near = e.gain.mean > -LEAST_GAIN / 2 or not e.gain.worse
+        if near and e.hypothesis.group not in taken and e.hypothesis.group not in SYMMETRIC:
+            by_group.setdefault(e.hypothesis.group, []).append(e)
+    out = []
+    for name, entries in by_group.items():
+        g, values = group(name), [e.hypothesis.value for e in entries]
+        suspected = [t for t in told if t.status == "static" and t.convention == name and t.severity is not Severity.OK]
+        odd = bool(suspected) or (name == "taps" and usual is not None and list(usual) in values)
+        labels = ", ".join(e.hypothesis.label for e in entries[:6])
+        best = max(entries, key=lambda e: e.gain.mean)
+        evidence = (
+            f"{g.what}: {labels} fit as well as what was declared (within {LEAST_GAIN} nats a token), so this draft and "
+            f"this text do not decide it"
+        )
+        if name == "taps" and odd:
+            evidence += f"; {list(usual)}, the default, is among them" if usual and list(usual) in values else ""
+        out.append(
+            Told(
+                suspected[0].id if suspected else g.id, "inconclusive", Severity.WARNING if odd else Severity.INFO, name,
+                f"{suspected[0].evidence}. Measured: {evidence}" if suspected else evidence, "",
+                "Compare with the training run's settings; more text or a longer trained draft tells more",
+                _declared(best.hypothesis, measured), _declared(best.hypothesis, measured), values,
+                sources=suspected[0].sources if suspected else (), weight=max(0.0, best.gain.mean),
+            )
+        )  # fmt: skip
+        for t in suspected[:1]:
+            told.remove(t)
+    return out
+
+
+SYMMETRIC = ("embedding_scale",)
+"""Where a scale lies under an RMSNorm nothing can be told, and nothing is wrong."""
+
+
+def _knows_nothing(measured: Measured) -> bool:
+    controls = measured.controls
+    return controls["best"] > KNOWS * controls["knows_nothing"]
+
+
+def _nothing(measured: Measured) -> Told:
+    controls = measured.controls
+    return Told(
+        "EY-MEASURED-NOTHING", "confirmed", Severity.ERROR, None,
+        f"under no reading do these weights predict the target: {controls['best']:.2f} nats a token at best, random "
+        f"weights have {controls['random_draft']:.2f}, a uniform guess {controls['knows_nothing']:.2f}",
+        "Nothing is accepted, whatever the engine",
+        "Look for the weights of the finished training run; name one with --reference to find the tensor that is wrong",
+    )  # fmt: skip
+
+
+def where(
+    told: Sequence[Told], measured: Measured | None, taus: Mapping[str, float | None], served: float | None,
+    engine_off: Sequence[str],
+) -> str:  # fmt: skip
+    """In which link of the chain it went wrong. taus: declared, best, training, engine names -> accept length."""
+    confirmed = [t for t in told if t.status == "confirmed"]
+    if any(t.id == "EY-MEASURED-NOTHING" for t in confirmed):
+        trained = taus.get("training")
+        return "export" if trained is not None and trained > 1.15 else "training" if len(confirmed) == 1 else "unknown"
+    if confirmed:
+        return group(confirmed[0].convention or "").where
+    if any(t.id.startswith("EY-LAUNCH-") and t.severity is Severity.ERROR for t in told):
+        return "launch"
+    if any(t.status == "static" and t.severity is Severity.ERROR for t in told):
+        return "checkpoint"
+    if engine_off:
+        return "export"
+    if measured is None:
+        return "unknown" if served is not None else "none"
+    declared, trained = taus.get("declared"), taus.get("training")
+    if served is not None and declared is not None:
+        if served - 1 < 0.75 * (declared - 1):
+            return "launch" if any(t.id.startswith("EY-LAUNCH-") for t in told) else "engine"
+        return "training" if declared < LOW else "none"
+    if trained is not None and declared is not None and declared - 1 < 0.75 * (trained - 1):
+        return "data"
+    return "none"
+
+
+LOW = 2.0
+"""Accept length of four drafted tokens under which more training is the thing to do; public drafts reach 2.5 to 3.5."""
+FORMS = {
+    "checkpoint": "The weights are good and the files say something else about them",
+    "export": "The files are right by themselves, but an engine reads them otherwise",
+    "data": "What the draft is fed does not fit what it was trained on",
+    "training": "The files and the engine do what they should; the draft itself is what limits",
+    "launch": "The draft is right; the command that serves it is not",
+    "engine": "The draft is right and read rightly; what is served falls short of it",
+    "unknown": "What was given does not decide where it went wrong",
+}
+
+
+def summary(
+    told: Sequence[Told], place: str, measured: Measured | None, taus: Mapping[str, float | None], served: float | None
+) -> str:
+    """The verdict in two sentences."""
+    errors = [t for t in told if t.severity is Severity.ERROR]
+    declared, best = taus.get("declared"), taus.get("best")
+    if errors:
+        first = errors[0]
+        sure = "measured" if first.status == "confirmed" else "seen in the files"
+        more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+        gain = ""
+        if declared is not None and best is not None and best > declared + 0.005:
+            gain = f" With what was measured in its place the accept length goes from {declared:.2f} to {best:.2f}."
+        return (
+            f"{first.id} ({sure}){more}: {FORMS.get(place, FORMS['unknown'])}.{gain or ' ' + first.consequence + '.'}"
+        )
+    if place in ("engine", "launch", "export", "data"):
+        return f"The draft itself is healthy (replayed accept length {_number(declared)}). {FORMS[place]}."
+    if measured is None:
+        return "No fault in the files. Nothing was replayed, so what the weights are worth is not known."
+    if declared is not None and declared < LOW:
+        return (
+            f"Your draft is healthy: no other reading of it is better, and it reaches an accept length of {declared:.2f} on "
+            f"this text. It is undertrained rather than broken; it needs more data, or more of the kind that is served."
+        )
+    return f"Your draft is healthy. Its accept length on this text is {_number(declared)}."
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
