@@ -158,6 +158,29 @@ def test_rope_that_sglang_reads_in_its_own_way(table, beside, sglang, tmp_path: 
     assert theirs["rope_theta"] == pytest.approx(sglang.get("rope_theta", 10000.0))
 
 
+def test_vllms_class_with_norms_on_the_heads(tmp_path: Path, facts: TargetFacts):
+    draft = make_draft(1, qk_norm=True)
+    assert read("vllm", write_flat(tmp_path / "llama", *draft), facts).failure is not None
+    named = read("vllm", write_flat(tmp_path / "named", *draft, architectures=["Eagle3Qwen3ForCausalLM"]), facts)
+    nested = write_speculators(tmp_path / "nested", *draft)
+    edit_layer(nested, model_type="qwen3")
+    assert named.values["qk_norm"] and read("vllm", nested, facts).values["qk_norm"]
+    # A layer of that type is always normed: where nothing is stored, by ones.
+    plain = write_speculators(tmp_path / "plain", *make_draft(1))
+    edit_layer(plain, model_type="qwen3")
+    unfilled = read("vllm", plain, facts).unfilled()
+    assert unfilled["model.layers.0.self_attn.q_norm.weight"].instead.startswith("ones")
+    edit_layer(plain, model_type="mistral")
+    assert read("vllm", plain, facts).failure.error == "ValidationError"
+
+
+def edit_layer(folder: Path, **fields: str) -> None:
+    """Write over fields of a speculators config's layer."""
+    config = json.loads((folder / "config.json").read_text())
+    config["transformer_layer_config"] |= fields
+    (folder / "config.json").write_text(json.dumps({**config, "speculators_config": {}}))
+
+
 def test_flags_and_their_tensors(tmp_path: Path, facts: TargetFacts):
     said = flat(tmp_path / "said", fc_norm=True)
     assert all(read(e, said, facts).values["fc_norm"] for e in ("sglang", "vllm"))

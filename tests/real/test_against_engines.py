@@ -10,6 +10,7 @@ they are those of our draft under the conventions that the profile reads. Where 
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -53,10 +54,14 @@ class Case:
 
     conventions: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of the exported config.json that are written over."""
 
 
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}  # positions up to 256, as make_draft's
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+# vLLM's class with norms on the heads of q and k; no other engine knows the name.
+QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
 CASES = {
     "plain": Case(),
     "full_vocabulary": Case(sizes={"draft_vocab_size": 320}),
@@ -69,6 +74,13 @@ CASES = {
     "attention_bias": Case({"attention_bias": True}),
     "mlp_bias": Case({"mlp_bias": True}),
     "qk_norm": Case({"qk_norm": True}),
+    "qwen3": Case({"qk_norm": True}, config=QWEN3),
+    "qwen3_without_norms": Case(config=QWEN3),
+    "qwen3_attention_bias": Case({"qk_norm": True, "attention_bias": True}, config=QWEN3),
+    "qwen3_three_layers": Case({"qk_norm": True, "norm_before_residual": True}, {"num_layers": 3}, QWEN3),
+    "qwen3_four_taps": Case(
+        {"qk_norm": True, "taps": (1, 3, 5, 6), "fc_norm": True, "norm_output": True}, {"num_taps": 4}, QWEN3
+    ),
     "logit_scale": Case({"logit_scale": 0.5}),
     "rms_norm_eps": Case({"rms_norm_eps": 0.1}),
     "gelu": Case({"hidden_act": "gelu"}),
@@ -105,6 +117,9 @@ def build(case: Case, folder: Path) -> Path:
         with_embedding(draft, seed=8)
     save_draft(draft, vocab_map, folder / "trained")
     export_draft(folder / "trained", folder / "draft", dtype="keep")
+    if case.config:
+        file = folder / "draft" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | case.config))
     generator = torch.Generator().manual_seed(0)
     inputs = {
         "ids": torch.randint(0, draft.shape.vocab_size, (LENGTH,), generator=generator),
@@ -184,7 +199,7 @@ def as_run(draft: Draft, reading: EngineReading) -> Draft:
     biases = {name: getattr(c, name) for name in ("fc_bias", "attention_bias", "mlp_bias")}  # one that is dropped is 0
     run = Draft(draft.shape, Conventions(**{"taps": c.taps, **reading.values, **biases}))
     state = {n: t * 0 if n in reading.dropped else t for n, t in draft.state_dict().items()}
-    run.load_state_dict({name: state[name] for name in run.state_dict()})
+    run.load_state_dict({name: state.get(name, made) for name, made in run.state_dict().items()})  # norms: ones
     if draft.embed_tokens is not None and run.conventions.embedding == "own":
         run.set_embedding(draft.embed_tokens.weight)
     return run.eval()

@@ -34,6 +34,7 @@ CASES = [
     ("speculators", {"norm_before_fc": True}),
     ("speculators", {"norm_before_residual": True}),
     ("speculators", {"norm_output": True}),
+    ("speculators", {"qk_norm": True}),
     ("speculators", {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True, "rope_theta": 1e6}),
 ]
 

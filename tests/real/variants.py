@@ -360,6 +360,81 @@ def biases() -> Tensors:
 
 
 @variant
+def qwen3(folder: Path) -> Path:
+    """The class with norms on the heads of q and k, which are in the file."""
+    return write(folder, tensors() | head_norms(), config(**QWEN3))
+
+
+@variant
+def qwen3_two_layers(folder: Path) -> Path:
+    """The same with two layers, and q and k normed in the first alone."""
+    return write(folder, tensors(layers=2) | head_norms(), config(num_hidden_layers=2, **QWEN3))
+
+
+@variant
+def qwen3_named_by_target(folder: Path) -> Path:
+    """The same class, which vLLM makes of the target's own name."""
+    fields = config(**{**QWEN3, "architectures": ["Qwen3ForCausalLM"]})
+    return write(folder, tensors() | head_norms(), fields)
+
+
+@variant
+def qwen3_of_llama_type(folder: Path) -> Path:
+    """The same class with a config of model_type llama."""
+    return write(folder, tensors() | head_norms(), config(**{**QWEN3, "model_type": "llama"}))
+
+
+@variant
+def qwen3_biases(folder: Path) -> Path:
+    """The same class with biases on q, k, v and o, and all flags that make biases elsewhere."""
+    fields = config(**QWEN3, attention_bias=True, mlp_bias=True, bias=True)
+    return write(folder, tensors() | head_norms() | biases(), fields)
+
+
+@variant
+def qwen3_four_taps(folder: Path) -> Path:
+    """The same class with four ids at the top level alone, which it counts."""
+    fields = config(**QWEN3, eagle_aux_hidden_state_layer_ids=[1, 3, 5, 6])
+    return write(folder, tensors(taps=4) | head_norms(), fields)
+
+
+@variant
+def speculators_qwen3(folder: Path) -> Path:
+    """A nested config whose layer is a qwen3, with its norms on the heads of q and k."""
+    return write(folder, renamed(tensors() | head_norms(), "midlayer.", "layers.0."), speculators_qwen3_config())
+
+
+@variant
+def speculators_qwen3_unnormed(folder: Path) -> Path:
+    """A nested config whose layer is a qwen3, without norms on the heads of q and k."""
+    return write(folder, renamed(tensors(), "midlayer.", "layers.0."), speculators_qwen3_config())
+
+
+@variant
+def speculators_mistral(folder: Path) -> Path:
+    """A nested config whose layer is a mistral."""
+    return write(folder, renamed(tensors(), "midlayer.", "layers.0."), speculators_qwen3_config("mistral"))
+
+
+@variant
+def head_norms_unasked(folder: Path) -> Path:
+    """Norms on the heads of q and k with the class that has none."""
+    return write(folder, tensors() | head_norms(), config())
+
+
+QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
+def speculators_qwen3_config(kind: str = "qwen3") -> Config:
+    fields = speculators_config()
+    return {**fields, "transformer_layer_config": {**fields["transformer_layer_config"], "model_type": kind}}
+
+
+def head_norms() -> Tensors:
+    return {f"midlayer.self_attn.{x}_norm.weight": torch.full((HEAD,), 1.3) for x in "qk"}
+
+
+@variant
 def fc_bias(folder: Path) -> Path:
     """A bias on fc, and the flag `bias`."""
     return write(folder, tensors() | {"fc.bias": torch.full((H,), 0.1)}, config(bias=True))

@@ -53,6 +53,8 @@ def _read(seen: Seen) -> EngineReading:
     named = own.get("architectures")
     if not isinstance(named, list) or not named:
         raise Stops("conversion", "ValueError", f"architectures = {named!r}; no model is detected", EXPORT)
+    if named[0] == "Qwen3ForCausalLM":
+        raise Stops("conversion", "ValueError", "architectures says Qwen3ForCausalLM, a whole language model", EXPORT)
     if named[0] not in ACCEPTED:
         raise Stops("conversion", "RuntimeError", f"architectures = {named!r} is not supported", OTHER)
     raw = {**own, **own["transformer_layer_config"]} if isinstance(own.get("transformer_layer_config"), dict) else own

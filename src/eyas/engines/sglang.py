@@ -95,8 +95,8 @@ def _check_architecture(found: Any, seen: Seen) -> None:
     """Another class than the two for drafts: a plain model, or one that nobody knows."""
     if found == ARCHITECTURE:
         return
-    if found == "LlamaForCausalLM":
-        what = "architectures says LlamaForCausalLM, so it is loaded as a whole Llama model"
+    if found in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        what = f"architectures says {found}, so it is loaded as a whole language model"
         raise Stops("weights", "AssertionError", what, EXPORT)
     raise Stops("configuration", "ValueError", f"architectures = [{found!r}] is no class that it knows", EXPORT)
 

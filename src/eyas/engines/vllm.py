@@ -1,4 +1,4 @@
-"""vLLM: how `Eagle3LlamaForCausalLM` and its loader read a draft directory, flat or written by speculators.
+"""vLLM: how `Eagle3LlamaForCausalLM`, or `Eagle3Qwen3ForCausalLM`, and its loader read a draft directory of any style.
 
 Unknown names raise, missing ones are left in silence; ids of layers are taps. What a flag's absence means depends on
 the style of the config. File and line of each rule: docs/facts/README.md.   pytest tests/test_engines_profiles.py
@@ -36,7 +36,13 @@ ACCEPTED = (
     "LlamaForCausalLM",
     "Eagle3Speculator",
     "Eagle3DraftModel",
+    "Eagle3MiniMaxM2ForCausalLM",
+    "Eagle3Qwen2_5vlForCausalLM",
+    "Eagle3Qwen3vlForCausalLM",
 )
+# The class with norms on the heads of q and k, and without biases but those of q, k and v (qwen3_eagle3.py).
+QK_NORMED = "Eagle3Qwen3ForCausalLM"
+NORMED = (QK_NORMED, "Qwen3ForCausalLM")
 FROM_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
 
 
@@ -48,13 +54,16 @@ def read(seen: Seen) -> EngineReading:
 def _read(seen: Seen) -> EngineReading:
     raw = _flattened(seen)
     check_method(seen)
-    if raw.get("architectures", [""])[0] in vllm_mla.ACCEPTED:
+    named = raw.get("architectures", [""])[0]
+    if named in vllm_mla.ACCEPTED:
         return vllm_mla.read(seen, EngineReading(ENGINE, VERSION, vllm_mla.ARCHITECTURE))
+    normed = named in NORMED
     config = HfConfig.of(raw)
     hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
     nested = config.nested("eagle_config")
     ids = raw.get(IDS) or nested.get(IDS) or None
-    count = raw.get("num_aux_hidden_states") or len(nested.get(IDS) or ()) or 3
+    counted = (raw.get("num_aux_layers") if normed else None) or raw.get("num_aux_hidden_states")
+    count = counted or len((ids if normed else nested.get(IDS)) or ()) or 3
     used = bool(nested.get("use_aux_hidden_state", True))
     flags = {name: bool(raw.get(name)) for name in ("norm_before_residual", "fc_norm", "norm_output")}
     flags["norm_before_fc"] = bool(nested.get("norm_before_fc", raw.get("norm_before_fc")))
@@ -64,7 +73,7 @@ def _read(seen: Seen) -> EngineReading:
             "configuration", "TypeError", "target_hidden_size is null and is multiplied", "remove it, or write it"
         )
     size = raw.get("draft_vocab_size") or vocab
-    slots = _slots(config, flags, count if used else 0, target_hidden, size)
+    slots = _slots(config, flags, count if used else 0, target_hidden, size, normed)
     if config.get("hidden_act") != "silu":
         raise Stops("configuration", "ValueError", f"hidden_act = {config.get('hidden_act')!r}; only silu is run", "")
     if size != vocab:
@@ -78,8 +87,10 @@ def _read(seen: Seen) -> EngineReading:
         "taps": taps,
         "num_target_layers": seen.layers,
         "d2t": "offset" if size != vocab else "none",
-        "attention_bias": bool(config.get("attention_bias")),
-        "mlp_bias": bool(config.get("mlp_bias")),
+        "qk_norm": normed,
+        # Without the bias of o_proj it is not the one that was trained.
+        "attention_bias": bool(config.get("attention_bias")) and not any("o_proj.bias" in name for name in dropped),
+        "mlp_bias": bool(config.get("mlp_bias")) and not normed,
         "logit_scale": float(raw.get("logit_scale", 1.0)),
         "sliding_window": _window(raw),
         "embedding": "own" if parameters["model.embed_tokens.weight"].keys else "target",
@@ -87,8 +98,9 @@ def _read(seen: Seen) -> EngineReading:
     }
     surprises = () if used else ("use_aux_hidden_state is false: the target's final state is fed, and fc is skipped",)
     return EngineReading(
-        ENGINE, VERSION, ARCHITECTURE, failure, parameters, dropped, values, launch(seen, values), surprises
-    )
+        ENGINE, VERSION, QK_NORMED if normed else ARCHITECTURE, failure, parameters, dropped, values,
+        launch(seen, values), surprises,
+    )  # fmt: skip
 
 
 def _flattened(seen: Seen) -> Mapping[str, Any]:
@@ -104,22 +116,32 @@ def _flattened(seen: Seen) -> Mapping[str, Any]:
         if not isinstance(layer, dict):
             raise Stops("configuration", "KeyError", "transformer_layer_config is missing", EXPORT)
         flat = {**layer, **{name: raw[name] for name in FROM_SPECULATORS if raw.get(name) is not None}}
-        return {**flat, "norm_before_residual": raw.get("norm_before_residual", True)}
+        kinds = {"llama": ARCHITECTURE, "qwen3": QK_NORMED}
+        kind = layer.get("model_type", "llama")
+        if kind not in kinds:
+            raise Stops(
+                "configuration", "ValidationError", f"a layer of model_type {kind!r}, no llama or qwen3", EXPORT
+            )
+        return {
+            **flat, "architectures": [kinds[kind]], "norm_before_residual": raw.get("norm_before_residual", True),
+        }  # fmt: skip
     if not raw.get("model_type"):
         raise Stops(
             "configuration", "ValidationError", "config.json has no model_type and no speculators_config", EXPORT
         )
     named = raw.get("architectures")
-    if not isinstance(named, list) or not named or named[0] not in (*ACCEPTED, *vllm_mla.ACCEPTED):
+    if not isinstance(named, list) or not named or named[0] not in (*ACCEPTED, *NORMED, *vllm_mla.ACCEPTED):
         raise Stops(
             "configuration", "ValidationError", f"architectures = {named!r} is no EAGLE-3 draft of its own", EXPORT
         )
     return raw
 
 
-def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidden: int, size: int) -> dict[str, Slot]:
+def _slots(
+    config: HfConfig, flags: Mapping[str, bool], count: int, target_hidden: int, size: int, normed: bool
+) -> dict[str, Slot]:
     hidden, vocab = config.whole("hidden_size"), config.whole("vocab_size")
-    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
+    bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias")) and not normed
     out = {"model.embed_tokens.weight": Slot((vocab, hidden), blank="the target's embedding")}
     if count:
         out["model.fc.weight"] = Slot((hidden, target_hidden * count))
@@ -133,7 +155,9 @@ def _slots(config: HfConfig, flags: Mapping[str, bool], count: int, target_hidde
         qkv, gate_up = slots["self_attn.qkv_proj.weight"], slots["mlp.gate_up_proj.weight"]
         if bias:
             out[prefix + "self_attn.qkv_proj.bias"] = Slot(qkv.shape[:1], qkv.parts)
-        if bias or config.get("bias"):  # `bias`, SGLang's switch for fc, makes this one here
+        if normed:
+            out |= {f"{prefix}self_attn.{x}_norm.weight": Slot((config.heads[2],), blank=ONES) for x in "qk"}
+        elif bias or config.get("bias"):  # `bias`, SGLang's switch for fc, makes this one here
             out[prefix + "self_attn.o_proj.bias"] = Slot((hidden,))
         if mlp_bias:
             out[prefix + "mlp.gate_up_proj.bias"] = Slot(gate_up.shape[:1], gate_up.parts)
@@ -163,4 +187,6 @@ def _place(stored: str, slots: Mapping[str, Slot], flags: Mapping[str, bool], us
 
 def _window(raw: Mapping[str, Any]) -> int | None:
     kinds, size = raw.get("layer_types"), raw.get("sliding_window")
+    if raw.get("model_type") == "qwen3" and not raw.get("use_sliding_window"):
+        return None
     return size if isinstance(kinds, list) and "sliding_attention" in kinds and type(size) is int else None

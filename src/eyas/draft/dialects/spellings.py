@@ -86,7 +86,8 @@ def speculators(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
             ],
             "verifier": verifier,
         },
-        "transformer_layer_config": model_fields(shape, c, facts),
+        # Layers of this type, and no others, have norms on the heads of q and k; vLLM chooses its class by it, too.
+        "transformer_layer_config": model_fields(shape, c, facts) | ({"model_type": "qwen3"} if c.qk_norm else {}),
     }
 
 
