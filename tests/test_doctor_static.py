@@ -234,7 +234,7 @@ def test_the_command_and_its_exit_codes(tmp_path: Path):
     good, bad = healthy(tmp_path / "good"), broken(tmp_path / "bad", tensor("d2t", absolute))
     run = CliRunner()
     assert run.invoke(command, [str(good), "--fail-on", "warning"]).exit_code == 0
-    assert "no fault in the files" in run.invoke(command, [str(good)]).output
+    assert "No fault in the files" in run.invoke(command, [str(good)]).output
     shown = run.invoke(command, [str(bad)])
     assert shown.exit_code == 1
     assert "EY-D2T-ABSOLUTE" in shown.output
@@ -252,7 +252,7 @@ def test_the_command_and_its_exit_codes(tmp_path: Path):
 
 def test_every_id_is_documented_and_none_that_is_not_there():
     text = "".join(p.read_text() for p in (ROOT / "src/eyas/doctor").rglob("*.py"))
-    used = set(re.findall(r"EY-[A-Z0-9-]+[A-Z0-9]", text.replace('f"EY-TAPS-{kind}"', "")))
+    used = set(re.findall(r"EY-[A-Z0-9-]+[A-Z0-9]", text.replace('f"EY-TAPS-{kind}"', "").replace('"EY-LAUNCH-"', "")))
     used |= {f"EY-TAPS-{kind}" for kind in re.findall(r'_taps_error\(\s*"([A-Z]+)"', text)}
     documented = set(re.findall(r"^\| `(EY-[A-Z0-9-]+)`", (ROOT / "docs/checks.md").read_text(), re.MULTILINE))
     assert documented == used

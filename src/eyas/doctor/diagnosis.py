@@ -1,6 +1,6 @@
 """The differential diagnosis: static checks, each engine's reading, trials, hypotheses, and what follows from them.
 
-    diagnose("path/to/draft", target="path/to/target")["summary"]        eyas doctor path/to/draft --target path/to/target
+    diagnose("path/to/draft", target="path/to/target")["summary"]        eyas doctor DRAFT --target TARGET
 
 Nothing is written but recorded states of the target, below the user's cache.   pytest tests/test_doctor_diagnosis.py
 """
@@ -109,8 +109,8 @@ def _probe(draft: str | Path, readings: Readings) -> Material | None:
 
 
 def _material(
-    readings: Readings, target: str | Path | None, features: str | Path | None, prompts: Sequence[str] | None, device: str,
-    trust: bool, missing: list[dict[str, str]], tell: Callable[[str], None],
+    readings: Readings, target: str | Path | None, features: str | Path | None, prompts: Sequence[str] | None,
+    device: str, trust: bool, missing: list[dict[str, str]], tell: Callable[[str], None],
 ) -> Material | None:  # fmt: skip
     from .material import Material
 
@@ -259,11 +259,12 @@ def _engines_off(readings: Readings | None, measured: Measured | None, taus: Map
         real = [(what, gain) for what, gain in costs if gain.worse and gain.mean < -0.02]
         if not real or best is None or tau is None or tau > best - 0.02:
             continue
-        wanted = name in readings.case.engines and bool(measured.taus)
+        wanted = name in readings.named
         points = "; ".join(f"{what} costs {-gain.mean:.3f} nats a token" for what, gain in real[:3])
         out.append(
             Told(
-                "EY-AS-READ", "confirmed" if wanted else "static", Severity.ERROR if wanted else Severity.WARNING, real[0][0],
+                "EY-AS-READ", "confirmed" if wanted else "static",
+                Severity.ERROR if wanted else Severity.WARNING, real[0][0],
                 f"{name} would run it with an accept length of {tau:.2f} instead of {best:.2f}: {points}",
                 "It serves, and accepts less than this draft is worth", f"eyas export DRAFT --to {name} OUT",
                 None, None, [], round(tau - best, 4), None, (), -real[0][1].mean,

@@ -20,52 +20,58 @@ class Group:
     consequence: str
     remedy: str
     statics: tuple[str, ...] = ()
-    """Beginnings of the ids of static findings about the same."""
+    """Beginnings of the ids of static findings about the same, without "EY-"."""
     where: str = "checkpoint"
 
 
 GROUPS = {
     "d2t": Group(
         "EY-MEASURED-D2T", "the vocabulary map", "Draft ids become other tokens than those that were trained, so "
-        "next to nothing is accepted", "restore the map: eyas repair", ("EY-D2T-", "EY-T2D-", "EY-VOCAB-UNNAMED"),
+        "next to nothing is accepted", "restore the map: eyas repair", ("D2T-", "T2D-", "VOCAB-UNNAMED"),
     ),
     "taps": Group(
         "EY-MEASURED-TAPS", "the layers whose states feed fc", "fc reads states that it was not trained on",
-        "write the layers that fit: " + EXPORT, ("EY-TAPS-",),
+        "write the layers that fit: " + EXPORT, ("TAPS-",),
     ),
     "slice_order": Group(
         "EY-MEASURED-SLICES", "the order of the slices of fc", "fc reads each layer's state with another one's weights",
-        "permute the columns of fc into ascending order", ("EY-TAPS-",),
+        "permute the columns of fc into ascending order", ("TAPS-",),
     ),
     "norm_before_residual": Group(
-        "EY-MEASURED-RESIDUAL", "norm_before_residual", "the residual stream starts from another state than in training",
+        "EY-MEASURED-RESIDUAL", "norm_before_residual", "the residual stream starts from another state than trained",
         "set the flag as measured for vLLM; SGLang knows false only: another engine, or a short fine-tune",
-        ("EY-NORM-RESIDUAL",),
+        ("NORM-RESIDUAL",),
     ),
     "norm_output": Group(
-        "EY-MEASURED-FEEDBACK", "norm_output, the state that is fed back", "the first drafted token is as good as ever, "
+        "EY-MEASURED-FEEDBACK", "norm_output, the state that is fed back", "the first drafted token is good as ever, "
         "from the second on the draft reads a state that it does not know", "set the flag as measured",
-        ("EY-NORM-OUTPUT",),
+        ("NORM-OUTPUT",),
     ),
     "norm_before_head": Group(
         "EY-MEASURED-HEAD-NORM", "the norm before the head", "engines norm before the head, this draft was trained "
         "otherwise", RETRAIN,
     ),
     "norm_before_fc": Group(
-        "EY-MEASURED-FC-NORM", "the norm before fc", "fc reads states of another scale", "set norm_before_fc as measured",
-        ("EY-NORM-UNFLAGGED", "EY-NORM-MISSING"),
+        "EY-MEASURED-FC-NORM", "the norm before fc", "fc reads states of another scale",
+        "set norm_before_fc as measured",
+        ("NORM-UNFLAGGED", "NORM-MISSING"),
     ),
     "fc_norm": Group(
         "EY-MEASURED-FC-NORMS", "the norms on the slices of fc", "fc reads states of another scale",
-        "set fc_norm as measured", ("EY-NORM-UNFLAGGED", "EY-NORM-MISSING"),
+        "set fc_norm as measured", ("NORM-UNFLAGGED", "NORM-MISSING"),
+    ),
+    "hidden_act": Group(
+        "EY-MEASURED-ACTIVATION", "the activation of the MLP", "SGLang and vLLM run silu only and stop at any other",
+        "write the activation that fits",
     ),
     "rms_norm_offset": Group(
         "EY-MEASURED-NORM-OFFSET", "how norm weights are stored", "every norm multiplies by another weight",
         "add or subtract one on the norm weights",
     ),
     "norm_names": Group(
-        "EY-MEASURED-NORM-NAMES", "which norm is which", "two norms act in each other's place", "exchange the two names",
-        ("EY-NORM-ONES",),
+        "EY-MEASURED-NORM-NAMES", "which norm is which", "two norms act in each other's place",
+        "exchange the two names",
+        ("NORM-ONES",),
     ),
     "layer_input": Group(
         "EY-MEASURED-HALVES", "the order of [embedding, state] in q, k and v", "attention reads the state where the "
@@ -81,7 +87,7 @@ GROUPS = {
     ),
     "transposed": Group(
         "EY-MEASURED-TRANSPOSED", "the orientation of a matrix", "a square matrix is applied the other way round, any "
-        "other stops the engine", "transpose it", ("EY-TENSOR-SHAPE", "EY-TAPS-WIDTH"),
+        "other stops the engine", "transpose it", ("TENSOR-SHAPE", "TAPS-WIDTH"),
     ),
     "rope_layout": Group(
         "EY-MEASURED-ROPE-LAYOUT", "the layout of rotary pairs in q and k", "positions rotate the wrong pairs",
@@ -89,11 +95,11 @@ GROUPS = {
     ),
     "rope_theta": Group(
         "EY-MEASURED-ROPE", "rope_theta", "positions are read wrongly, the more the further apart",
-        "write the base that fits", ("EY-ROPE-",),
+        "write the base that fits", ("ROPE-",),
     ),
     "rope_type": Group(
         "EY-MEASURED-ROPE-KIND", "the scaling of RoPE", "positions are read wrongly in long texts",
-        "write the scaling that fits", ("EY-ROPE-",),
+        "write the scaling that fits", ("ROPE-",),
     ),
     "rope_step": Group(
         "EY-MEASURED-ROPE-STEP", "positions of later steps", "engines advance the position with each drafted token",
@@ -104,8 +110,8 @@ GROUPS = {
         "write the window that fits",
     ),
     "embedding": Group(
-        "EY-MEASURED-EMBEDDING", "where the embedding comes from", "vLLM and llama.cpp read the stored embedding, SGLang "
-        "the target's", "drop the stored embedding, or replace it with the target's", ("EY-EMBED-",),
+        "EY-MEASURED-EMBEDDING", "where the embedding comes from", "vLLM and llama.cpp read the stored embedding, "
+        "SGLang the target's", "drop the stored embedding, or replace it with the target's", ("EMBED-",),
     ),
     "embedding_scale": Group(
         "EY-MEASURED-EMBEDDING-SCALE", "the scale of the embedding", "the first norm sees rows of another size",
@@ -113,7 +119,7 @@ GROUPS = {
     ),
     "head": Group(
         "EY-MEASURED-HEAD", "where the head comes from", "another head chooses", "write the head into the file",
-        ("EY-HEAD-", "EY-TIED-"),
+        ("HEAD-", "TIED-"),
     ),
     "state_shift": Group(
         "EY-MEASURED-STATES", "states and tokens against each other", "the states belong to another token than the one "
@@ -133,9 +139,9 @@ def group(name: str) -> Group:
     if name.startswith("name of "):
         return Group(
             "EY-MEASURED-NAME", f"the {name}", "engines drop the tensor under the name that it has", "rename it",
-            ("EY-TENSOR-MISSING", "EY-TENSOR-UNKNOWN", "EY-HEAD-MISSING"),
+            ("TENSOR-MISSING", "TENSOR-UNKNOWN", "HEAD-MISSING"),
         )  # fmt: skip
     return Group(
         "EY-MEASURED-TENSOR", name, "the tensor is not the one that was trained", "restore it from the reference",
-        ("EY-NORM-ONES", "EY-TENSOR-"),
+        ("NORM-ONES", "TENSOR-"),
     )  # fmt: skip

@@ -26,12 +26,12 @@ from .specimen import EMBEDDING, HEAD, Specimen
 FIRST = "midlayer."
 NORMS = (FIRST + "input_layernorm.weight", FIRST + "hidden_norm.weight", FIRST + "post_attention_layernorm.weight",
          "norm.weight")  # fmt: skip
-Q, K, V, O = (f"{FIRST}self_attn.{x}_proj.weight" for x in "qkvo")
+Q, K, V = (f"{FIRST}self_attn.{x}_proj.weight" for x in "qkv")
 THETAS = (10000.0, 1e5, 5e5, 1e6)
 GATE, UP = (f"{FIRST}mlp.{x}_proj.weight" for x in ("gate", "up"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
     """ "The draft was made for `value` of `group`." """
 
@@ -146,6 +146,9 @@ def _flags(base: Specimen, context: Context) -> Iterator[Hypothesis]:
                 yield _convention(name, True, "its tensors are there, its flag is not")
             elif name == "norm_before_fc":
                 yield _ones_before_fc(base)
+    for act in ("silu", "gelu", "relu"):
+        if act != c.hidden_act:
+            yield _convention("hidden_act", act, "another activation in the MLP")
     offset = not c.rms_norm_offset
     yield _convention("rms_norm_offset", offset, "norm weights stored as w - 1")
 
@@ -291,8 +294,8 @@ def _head(label: str, rows: torch.Tensor) -> Callable[[Specimen], Specimen]:
 def _shifts(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     """Tokens and states against each other, and what is predicted."""
     for shift, about in ((-1, "states one token late"), (1, "states one token early, which a server does not have")):
-        shown = f"{base.state_shift + shift:+d}"
-        yield Hypothesis("state_shift", shown, base.state_shift + shift, _shifted("state_shift", shown, base.state_shift + shift),
+        value = base.state_shift + shift
+        yield Hypothesis("state_shift", f"{value:+d}", value, _shifted("state_shift", f"{value:+d}", value),
                          about=about)  # fmt: skip
     for shift in (-1, 1):
         value = base.label_shift + shift

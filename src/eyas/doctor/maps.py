@@ -7,6 +7,8 @@ the vocabulary in more than a few places, or mostly doubled) are not worth a tri
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,6 +29,7 @@ def alternatives(specimen: Specimen, others: Mapping[str, torch.Tensor]) -> Iter
         here = places[: len(stored)]
         candidates += [
             ("offsets", here + stored, "target id = i + d2t[i]"),
+            ("sorted offsets", (here + stored).sort().values, "the ids are right and in another order than the head's"),
             ("absolute", stored, "d2t holds target ids instead of offsets"),
             ("subtracted twice", 2 * here + stored, "arange was subtracted from offsets that were right"),
             ("added twice", stored - here, "arange was added to absolute ids"),
@@ -50,3 +53,74 @@ def usable(ids: torch.Tensor) -> bool:
     """Do most draft ids lead to a target id of their own?"""
     somewhere = ids[ids != NOWHERE]
     return len(somewhere.unique()) >= LEAST * len(ids)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A map aligned with the text: where no form of the stored one makes sense, another run's map often nearly does."""
+
+    ids: torch.Tensor  # int64 [D]
+    moved: int
+    """Tokens seen in the text whose draft id is another than the stored one."""
+    asked: int
+    """Tokens seen in the text that the stored map has."""
+    gain: Any = None
+    """evidence.Gain on text that it was not made of."""
+
+
+REACH = 1024  # draft ids by which two maps of one vocabulary may be out of step
+STIFF = 0.3  # nats that it costs to fall out of step by one more
+
+
+def align(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) -> Aligned:
+    """Where does each token stand in the head, if not where the map says? The likeliest path of steps along the map.
+
+    tokens: int64 [Y] ascending; light [Y, D]: by how much the draft's log-probabilities are raised where the target
+    chooses that token, summed over its positions. Two maps of one vocabulary are both ascending, so another run's is
+    the stored one with shifts that change a little from token to token: dynamic programming over the shift (Viterbi),
+    with a price of STIFF for each change by one.
+    """
+    size = specimen.shape.draft_vocab_size
+    stored = inverted(specimen)[tokens]
+    known = stored != NOWHERE
+    tokens, light, stored = tokens[known], light[known], stored[known]
+    order = stored.argsort()
+    tokens, light, stored = tokens[order], light[order], stored[order]
+    if not len(tokens):
+        return Aligned(specimen.ids, 0, 0)
+    shifts = torch.arange(-REACH, REACH + 1)
+    price = STIFF * torch.arange(len(shifts), dtype=light.dtype)
+    best = torch.full((len(shifts),), float("-inf"))
+    best[REACH] = 0.0  # in step before the first token
+    came = torch.zeros(len(tokens), len(shifts), dtype=torch.int64)
+    for t in range(len(tokens)):
+        up, from_up = (best + price).cummax(0)
+        down, from_down = (best - price).flip(0).cummax(0)
+        up, down, from_down = up - price, down.flip(0) + price, len(shifts) - 1 - from_down.flip(0)
+        came[t] = torch.where(up >= down, from_up, from_down)
+        places = stored[t] + shifts
+        inside = (places >= 0) & (places < size)
+        here = torch.where(inside, light[t][places.clamp(0, size - 1)], float("-inf"))
+        best = torch.maximum(up, down) + here
+    path = torch.empty(len(tokens), dtype=torch.int64)
+    at = int(best.argmax())
+    for t in range(len(tokens) - 1, -1, -1):
+        path[t] = at
+        at = int(came[t][at])
+    shift = shifts[path]
+    # Between the tokens that were seen the map keeps the step of the one before.
+    places = torch.arange(size)
+    before = (torch.searchsorted(stored, places, right=True) - 1).clamp(min=0)
+    moved = (places + shift[before]).clamp(0, size - 1)
+    ids = torch.full((size,), NOWHERE)
+    ids[moved] = specimen.ids
+    ids[stored + shift] = tokens
+    return Aligned(ids, int((shift != 0).sum()), len(tokens))
+
+
+def inverted(specimen: Specimen) -> torch.Tensor:
+    """int64 [V]: draft id of a target id, NOWHERE where it has none; the first of several."""
+    inverse = torch.full((specimen.shape.vocab_size,), NOWHERE)
+    somewhere = (specimen.ids != NOWHERE).nonzero().squeeze(1).flip(0)
+    inverse[specimen.ids[somewhere]] = somewhere
+    return inverse

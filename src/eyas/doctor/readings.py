@@ -47,6 +47,8 @@ class Readings:
     as_read: dict[str, Specimen] = field(default_factory=dict)
     """Engine -> what it would run; absent where it does not start or cannot be replayed."""
     refusal: str = ""
+    named: tuple[str, ...] = ()
+    """Engines that the user named: what they do wrong is an error."""
 
     @classmethod
     def open(
@@ -56,8 +58,9 @@ class Readings:
         """`embedding`: used where there is no target. Raises BadInput where not even the files can be read."""
         facts = read_facts(target) if target is not None else None
         profiles = [profile(name) for name in (engines or SERVERS)]
-        case = Case.open(path, facts, tuple(p.engine for p in profiles), launch)
-        out = cls(case, case.reading, facts=facts, refusal=case.refusal)
+        case = Case.open(path, facts, launch=launch)
+        named = tuple(name.partition("@")[0] for name in engines)
+        out = cls(case, case.reading, facts=facts, refusal=case.refusal, named=named)
         if out.reading is None:
             out.reading, out.salvaged = _salvage(case.folder, facts)
         for p in profiles:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,11 @@ from .material import Material
 from .prompts import PROMPTS
 
 POSITIONS = 4096
-TOKENS = 128
+TOKENS = 80
 """Of an answer at most."""
 MOST_BYTES = 1 << 30
 """Of states in memory: where all taps would take more, only those that are asked for are recorded."""
-FORMAT = 2
+FORMAT = 4
 
 
 def useful_taps(facts: TargetFacts, asked: Sequence[int], positions: int = POSITIONS) -> tuple[int, ...]:
@@ -60,7 +60,8 @@ def record(
     folder = Path(folder)
     dtype = choose_precision(dtype, device)
     key = {"target": source.fingerprint(folder), "template": source.template_fingerprint(folder),
-           "taps": list(taps), "prompts": list(prompts), "positions": positions, "dtype": dtype, "format": FORMAT}  # fmt: skip
+           "taps": list(taps), "prompts": list(prompts), "positions": positions, "dtype": dtype,
+           "format": FORMAT}  # fmt: skip
     file = source.cache_dir(cache) / "recorded" / f"{sha256_json(key)[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(EyasError, KeyError):  # a damaged file is recorded again
@@ -93,14 +94,13 @@ def _generate(
         raise BadInput(f"{folder}: none of the prompts leaves room for {TOKENS} tokens in {room} positions")
     generator = make_generator(
         target,
-        slots=min(64, len(requests)),
+        slots=min(len(requests), positions // TOKENS + 13),  # some answers end early
         max_new_tokens=TOKENS,
         stop_loops=False,
         recorder=Recorder(target, taps=taps),
     )
     documents: dict[int, dict[str, torch.Tensor]] = {}
-    found = 0
-    for answer in run_until(generator, requests, lambda: found >= positions):
+    for answer in _until(generator, requests, positions):
         recording = answer.recording
         if recording is None or len(answer.ids) < 3:
             continue
@@ -110,7 +110,6 @@ def _generate(
         documents[answer.key] = {
             "ids": ids, "mask": mask, "choice": recording.top1.long(), "states": recording.taps
         }  # fmt: skip
-        found += len(answer.ids)
     if not documents:
         raise BadInput(f"{folder}: the target answered none of the prompts with three tokens or more")
     chosen = [documents[key] for key in sorted(documents)]
@@ -118,13 +117,15 @@ def _generate(
     return tensors | {"offsets": torch.tensor([0, *(len(d["ids"]) for d in chosen)]).cumsum(0)}
 
 
-def run_until(generator: Any, requests: Sequence[Any], enough: Callable[[], bool]) -> Any:
-    """Answers in the order in which they finish; what is still being answered when it is enough is finished, too."""
+def _until(generator: Any, requests: Sequence[Any], positions: int) -> Iterator[Any]:
+    """Answers in the order in which they finish. Once they will be enough no further one is begun."""
     from ..target.generate import run_all
 
+    found = 0
     for answer in run_all(generator, requests):
         yield answer
-        if enough():
+        found += len(answer.ids)
+        if found >= positions:
             generator.waiting.clear()
 
 

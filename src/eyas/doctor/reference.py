@@ -1,6 +1,6 @@
 """What to compare with: another checkpoint of the same draft, or a saved vocabulary map.
 
-    reference("d2t.pt", shape) ; reference("path/to/other/draft", shape, tensors)      pytest tests/test_doctor_reference.py
+    reference("d2t.pt", shape, {}); reference("path/to/draft", shape, tensors)     pytest tests/test_doctor_reference.py
 
 Files: a draft directory; `d2t.pt`, `d2t.npy`; `vocab_mapping.pt` and the like, a dict with `d2t` (speculators and
 SpecForge write those).
@@ -48,7 +48,7 @@ def reference(path: str | Path, shape: DraftShape, tensors: Mapping[str, torch.T
     d2t = _saved_map(path)
     if d2t.dim() != 1 or d2t.dtype.is_floating_point or len(d2t) != shape.draft_vocab_size:
         raise BadInput(
-            f"{path} holds {d2t.dtype} {list(d2t.shape)}; a map of this draft has {shape.draft_vocab_size} whole numbers"
+            f"{path} holds {d2t.dtype} {list(d2t.shape)}; a map of this draft has {shape.draft_vocab_size} integers"
         )
     return Reference(_read_both_ways(path.name, d2t.long(), shape))
 

@@ -76,9 +76,6 @@ class Search:
             if chosen is not None:
                 self._take(found, [chosen[0].hypothesis], chosen[0].gain, round_)
                 surprise = chosen[1]
-            elif not found.taken and (pair := self._pair(found.best, surprise, tried)) is not None:
-                self._take(found, list(pair[0]), pair[1], round_, "two at once: neither helps without the other")
-                surprise = pair[2]
             else:
                 break
             surprise = self._drop_needless(round_, found, surprise)
@@ -137,14 +134,28 @@ class Search:
                 return simpler
         return surprise
 
+    def pairs(self, found: Found, tell: Callable[[str], None] = lambda text: None) -> Found:
+        """Two structural substitutions at once, where no single one helped and the draft knows next to nothing."""
+        base = found.best
+        before = self.bench.surprise([base])[0]
+        pair = self._pair(base, before, found.last, tell)
+        if pair is None:
+            return found
+        (first, second), gain, _ = pair
+        self._take(found, [first, second], gain, 1, "two at once: neither helps without the other")
+        further = self.run(found.start, found.best, tell)
+        found.ledger += further.ledger
+        found.taken, found.best, found.last = [*found.taken, *further.taken], further.best, further.last
+        return found
+
     def _pair(
-        self, base: Specimen, before: torch.Tensor, tried: Iterable[tuple[Entry, torch.Tensor]]
+        self, base: Specimen, before: torch.Tensor, tried: Iterable[Entry], tell: Callable[[str], None]
     ) -> tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None:
-        """Two structural substitutions at once, where the draft as it is knows next to nothing."""
-        singles = [e.hypothesis for e, _ in tried if e.hypothesis.group in PAIRED]
+        singles = [e.hypothesis for e in tried if e.hypothesis.group in PAIRED]
         if float(before.mean()) < 0.6 * self.bench.nothing(base) or not singles:
             return None
         pairs = [(a, b) for a, b in itertools.combinations(singles, 2) if a.group != b.group]
+        tell(f"{len(pairs)} pairs of hypotheses")
         specimens = [b.apply(a.apply(base)) for a, b in pairs]
         best: tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None = None
         for (a, b), after in zip(pairs, self._measure(specimens), strict=True):

@@ -3,8 +3,8 @@
     specimen = declared(reading, embedding=table)
     specimen.with_(conventions={"norm_output": True}).module()
 
-Nothing here writes: tensors are shared between specimens, a substitution makes new ones. A draft that lacks tensors is a
-specimen, too; it cannot be run (`lacking`) until a substitution supplies them.   pytest tests/test_doctor_specimen.py
+Nothing here writes: tensors are shared between specimens, a substitution makes new ones. A draft that lacks tensors is
+a specimen, too; it cannot be run (`lacking`) until a substitution supplies them.   pytest tests/test_doctor_specimen.py
 """
 
 from __future__ import annotations

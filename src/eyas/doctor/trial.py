@@ -20,6 +20,7 @@ import torch
 from ..decode.acceptance import Acceptance
 from ..decode.replay import accepted_per_row, rounds
 from ..draft.unroll import Packing, Unroll
+from .maps import inverted
 from .material import Material
 from .specimen import NOWHERE, Cast, Specimen
 
@@ -72,10 +73,10 @@ class Bench:
         first = members[0]
         draft = first.module(self.cast)
         device, rows = self.cast.device, self.rows.to(self.cast.device)
-        wanted = [_inverse(m).to(device) for m in members]  # target id -> draft id
+        wanted = [inverted(m).to(device) for m in members]  # target id -> draft id
         out = torch.empty(len(members), len(rows), self.steps)
         unroll = Unroll(draft, self.packing, rows)
-        embedded = unroll.embed(self._tokens(first).to(device))
+        embedded = unroll.embed(self._tokens().to(device))
         h = unroll.start(embedded, self.aux(first))
         for k in range(self.steps):
             labels = [self.material.label(self.rows, 2 + k + m.label_shift).to(device) for m in members]
@@ -94,7 +95,23 @@ class Bench:
                 h = unroll.step(embedded[(rows + k + 1).clamp(max=len(embedded) - 1)], state)
         return out
 
-    def _tokens(self, specimen: Specimen) -> torch.Tensor:
+    @torch.inference_mode()
+    def lit(self, specimen: Specimen, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tokens int64 [Y] that the target chooses after `rows`, ascending; float32 [Y, D]: how much more the draft's
+        log-probabilities are there than on average, summed over each token's rows). rows: bool [R]; step 0."""
+        draft = specimen.module(self.cast)
+        unroll = Unroll(draft, self.packing, self.rows.to(self.cast.device))
+        h = unroll.start(unroll.embed(self._tokens().to(self.cast.device)), self.aux(specimen))
+        h = h[rows.to(self.cast.device)]
+        tokens, place = self.material.label(self.rows, 2)[rows].unique(return_inverse=True)
+        total = torch.zeros(len(tokens), specimen.shape.draft_vocab_size, device=self.cast.device)
+        for start in range(0, len(h), CHUNK):
+            part = slice(start, start + CHUNK)
+            total.index_add_(0, place[part].to(total.device), draft.logits(h[part]).float().log_softmax(-1))
+        counts = torch.bincount(place, minlength=len(tokens)).to(total.device)
+        return tokens, (total - counts[:, None] * (total.sum(0) / len(h))).cpu()
+
+    def _tokens(self) -> torch.Tensor:
         """The token that each row is fed at step 0, by the embedding's own numbering. int64 [N]"""
         ids = self.material.ids
         following = torch.cat([ids[1:], ids[-1:]])
@@ -145,11 +162,3 @@ class Bench:
             draft, material.ids.to(device), self.aux(specimen), material.run.to(device), self.packing,
             specimen.ids.to(device), k,
         ).cpu()  # fmt: skip
-
-
-def _inverse(specimen: Specimen) -> torch.Tensor:
-    """int64 [V]: draft id of a target id, NOWHERE where it has none; the first of several."""
-    inverse = torch.full((specimen.shape.vocab_size,), NOWHERE)
-    somewhere = (specimen.ids != NOWHERE).nonzero().squeeze(1).flip(0)
-    inverse[specimen.ids[somewhere]] = somewhere
-    return inverse

@@ -13,6 +13,7 @@ from .evidence import LEAST_GAIN
 from .finding import ORDER, Finding, Severity
 from .groups import group
 from .hypotheses import Hypothesis
+from .maps import Aligned
 from .measure import Measured, Taken
 
 KNOWS = 0.85
@@ -53,7 +54,9 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
             told = _with_confirmed(told, taken, measured)
         _acquit(told, measured)
         told += _undecided(told, measured, usual)
-        if _knows_nothing(measured):
+        if measured.aligned is not None:
+            told.append(_another_map(measured, measured.aligned))
+        elif _knows_nothing(measured):
             told.append(_nothing(measured))
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
     return sorted(told, key=lambda t: (ORDER[t.severity], rank[t.status], -t.weight))
@@ -67,18 +70,18 @@ def _concerns(id_: str) -> str | None:
     """The convention that a static finding is about."""
     from .groups import GROUPS
 
-    return next((name for name, g in GROUPS.items() if any(id_.startswith(s) for s in g.statics)), None)
+    return next((name for name, g in GROUPS.items() if any(id_.startswith(f"EY-{s}") for s in g.statics)), None)
 
 
 def _with_confirmed(told: list[Told], taken: Taken, measured: Measured) -> list[Told]:
     """Add a confirmed substitution; a static finding about the same becomes part of it."""
     h, g = taken.hypothesis, group(taken.hypothesis.group)
-    mine = [t for t in told if t.status == "static" and any(t.id.startswith(s) for s in g.statics)
+    mine = [t for t in told if t.status == "static" and any(t.id.startswith(f"EY-{s}") for s in g.statics)
             and t.severity in (Severity.ERROR, Severity.WARNING, Severity.INFO)]  # fmt: skip
     best = mine[0] if mine and mine[0].severity is Severity.ERROR else None
     evidence = (
-        f"{g.what}: {h.label} ({h.about}) fits the weights better than what was declared, by {taken.gain.mean:.3f} nats "
-        f"a token [{taken.gain.low:.3f}, {taken.gain.high:.3f}]"
+        f"{g.what}: {h.label} ({h.about}) fits the weights better than what was declared, by {taken.gain.mean:.3f} "
+        f"nats a token [{taken.gain.low:.3f}, {taken.gain.high:.3f}]"
     )
     if best is not None:
         evidence = f"{best.evidence}. Measured: {evidence}"
@@ -148,14 +151,15 @@ def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
         labels = ", ".join(e.hypothesis.label for e in entries[:6])
         best = max(entries, key=lambda e: e.gain.mean)
         evidence = (
-            f"{g.what}: {labels} fit as well as what was declared (within {LEAST_GAIN} nats a token), so this draft and "
-            f"this text do not decide it"
+            f"{g.what}: {labels} fit as well as what was declared (within {LEAST_GAIN} nats a token), so this draft "
+            f"and this text do not decide it"
         )
         if name == "taps" and odd:
             evidence += f"; {list(usual)}, the default, is among them" if usual and list(usual) in values else ""
         out.append(
             Told(
-                suspected[0].id if suspected else g.id, "inconclusive", Severity.WARNING if odd else Severity.INFO, name,
+                suspected[0].id if suspected else g.id, "inconclusive",
+                Severity.WARNING if odd else Severity.INFO, name,
                 f"{suspected[0].evidence}. Measured: {evidence}" if suspected else evidence, "",
                 "Compare with the training run's settings; more text or a longer trained draft tells more",
                 _declared(best.hypothesis, measured), _declared(best.hypothesis, measured), values,
@@ -184,6 +188,19 @@ def _nothing(measured: Measured) -> Told:
         f"weights have {controls['random_draft']:.2f}, a uniform guess {controls['knows_nothing']:.2f}",
         "Nothing is accepted, whatever the engine",
         "Look for the weights of the finished training run; name one with --reference to find the tensor that is wrong",
+    )  # fmt: skip
+
+
+def _another_map(measured: Measured, aligned: Aligned) -> Told:
+    gain = aligned.gain
+    return Told(
+        "EY-D2T-OTHER", "confirmed", Severity.ERROR, "d2t",
+        f"the map is not this draft's: {aligned.moved} of {aligned.asked} tokens of the text stand at another place of "
+        f"the head than d2t says; moved there, the draft is less surprised by {gain.mean:.2f} nats a token "
+        f"[{gain.low:.2f}, {gain.high:.2f}] on text that was not used to find them",
+        "The draft knows the text and says it in other words: little is accepted",
+        "Restore the map of this training run; --reference with its d2t.pt or vocab_mapping.pt tells if it is the one",
+        "the stored map", "another map", [], None, None, ("SafeAILab/EAGLE#246",), gain.mean,
     )  # fmt: skip
 
 
@@ -251,8 +268,9 @@ def summary(
         return "No fault in the files. Nothing was replayed, so what the weights are worth is not known."
     if declared is not None and declared < LOW:
         return (
-            f"Your draft is healthy: no other reading of it is better, and it reaches an accept length of {declared:.2f} on "
-            f"this text. It is undertrained rather than broken; it needs more data, or more of the kind that is served."
+            f"Your draft is healthy: no other reading of it is better, and it reaches an accept length of "
+            f"{declared:.2f} on this text. It is undertrained rather than broken; it needs more data, or more of the "
+            f"kind that is served."
         )
     return f"Your draft is healthy. Its accept length on this text is {_number(declared)}."
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import config, engines, launch, maps, tensors
+from . import config, engines, launch, maps, tensors, weights
 
-FAMILIES = (maps, tensors, config, engines, launch)
+FAMILIES = (maps, tensors, weights, config, engines, launch)

@@ -16,7 +16,7 @@ def check(case: Case) -> Iterator[Finding]:
     if case.reading is None:
         return
     for engine in case.engines or ENGINES:
-        read = profile(engine).read(Seen(case.folder, case.facts))
+        read = profile(engine).read(Seen(case.folder, case.facts, case.launch))
         found = differences(case.reading, read)
         served = f"{read.name} would run another model than was trained" if read.starts else f"{read.name} would stop"
         if not case.engines:

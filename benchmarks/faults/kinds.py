@@ -1,0 +1,289 @@
+"""Fault kinds as edits of a draft directory: what people's drafts really suffer from, one function each.
+
+A fault changes config.json or tensors in memory (`Held`) and says which conventions a diagnosis must name. It returns
+None where it does not apply to this draft (no norm before fc to leave out, say).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+FIRST = r"(midlayer|layers\.0)\."
+
+
+@dataclass
+class Held:
+    """A draft in memory."""
+
+    config: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    vocab: int
+    taps: list[int]
+    layers: int
+    other_map: torch.Tensor | None = None
+    """The map of another run over the same vocabulary sizes."""
+    fields: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inner = self.config.get("transformer_layer_config")
+        self.fields = inner if isinstance(inner, dict) else self.config
+
+    @classmethod
+    def read(cls, folder: Path, vocab: int, taps: list[int], layers: int) -> Held:
+        tensors: dict[str, torch.Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors |= load_file(file)
+        return cls(json.loads((folder / "config.json").read_text()), tensors, vocab, taps, layers)
+
+    def copy(self) -> Held:
+        return Held(copy.deepcopy(self.config), dict(self.tensors), self.vocab, self.taps, self.layers, self.other_map)
+
+    def write(self, folder: Path) -> Path:
+        """A plain directory: no eyas.json, whose digests would give the edit away."""
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(self.config, indent=1))
+        save_file({k: v.contiguous().clone() for k, v in self.tensors.items()}, folder / "model.safetensors")
+        return folder
+
+    def name(self, pattern: str) -> str | None:
+        """The stored name that ends in `pattern`."""
+        return next((n for n in self.tensors if re.search(pattern + "$", n)), None)
+
+    def swap(self, a: str, b: str) -> bool | None:
+        first, second = self.name(a), self.name(b)
+        if first is None or second is None or self.tensors[first].shape != self.tensors[second].shape:
+            return None
+        self.tensors[first], self.tensors[second] = self.tensors[second], self.tensors[first]
+        return True
+
+    def change(self, pattern: str, how: Callable[[torch.Tensor], torch.Tensor]) -> bool | None:
+        name = self.name(pattern)
+        if name is None:
+            return None
+        self.tensors[name] = how(self.tensors[name])
+        return True
+
+    def set_taps(self, taps: list[int]) -> bool:
+        self.config[IDS] = taps
+        nested = self.config.get("eagle_config")
+        if isinstance(nested, dict):
+            nested[IDS] = [t - 1 for t in taps]
+        return True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`conventions`: what a diagnosis may call it. `apply` returns None where it does not apply."""
+
+    name: str
+    conventions: tuple[str, ...]
+    apply: Callable[[Held], Any]
+    measured: bool = True
+    """Can trials see it, on a draft of some thousand training steps? False: the files alone show it."""
+
+
+def _taps(change: Callable[[Held], list[int]]) -> Callable[[Held], Any]:
+    return lambda held: held.set_taps(change(held))
+
+
+def _d2t(change: Callable[[torch.Tensor, Held], torch.Tensor]) -> Callable[[Held], Any]:
+    return lambda held: held.change("d2t", lambda t: change(t, held))
+
+
+def _flip(name: str) -> Callable[[Held], Any]:
+    def apply(held: Held) -> bool:
+        held.config[name] = not held.config.get(name, False)
+        return True
+
+    return apply
+
+
+def _places(t: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(t))
+
+
+def _other_map(held: Held) -> Any:
+    if held.other_map is None:
+        return None
+    ids = held.other_map
+    marks = torch.zeros(held.vocab, dtype=torch.bool)
+    marks[ids] = True
+    held.change("t2d", lambda t: marks)
+    return held.change("d2t", lambda t: ids - torch.arange(len(ids)))
+
+
+def _shuffled(t: torch.Tensor, held: Held) -> torch.Tensor:
+    ids = _places(t) + t
+    order = torch.randperm(len(t), generator=torch.Generator().manual_seed(0))
+    return ids[order] - _places(t)
+
+
+def _theta(value: float) -> Callable[[Held], Any]:
+    def apply(held: Held) -> bool:
+        held.fields["rope_theta"] = value
+        if isinstance(held.fields.get("rope_parameters"), dict):
+            held.fields["rope_parameters"]["rope_theta"] = value
+        return True
+
+    return apply
+
+
+def _no_fc_norm(held: Held) -> Any:
+    if not held.config.get("norm_before_fc"):
+        return None
+    held.config["norm_before_fc"] = False
+    name = held.name(r"input_norm\.weight")
+    if name is not None:
+        del held.tensors[name]
+    return True
+
+
+def _unflagged(held: Held) -> Any:
+    if not held.config.get("norm_before_fc"):
+        return None
+    held.config["norm_before_fc"] = False
+    return True
+
+
+def _slices(order: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(t: torch.Tensor) -> torch.Tensor:
+        parts = t.chunk(len(order), dim=1)
+        return torch.cat([parts[i] for i in order], 1)
+
+    return change
+
+
+def _halves(held: Held) -> Any:
+    done = None
+    for x in "qkv":
+        done = held.change(FIRST + rf"self_attn\.{x}_proj\.weight", lambda t: torch.cat(t.chunk(2, 1)[::-1], 1))
+    return done
+
+
+def _pairs(held: Held) -> Any:
+    d = held.fields.get("head_dim") or held.fields["hidden_size"] // held.fields["num_attention_heads"]
+    done = None
+    for x in "qk":
+        done = held.change(
+            FIRST + rf"self_attn\.{x}_proj\.weight",
+            lambda t: t.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2),
+        )
+    return done
+
+
+def _drop(pattern: str) -> Callable[[Held], Any]:
+    def apply(held: Held) -> Any:
+        name = held.name(pattern)
+        if name is None:
+            return None
+        del held.tensors[name]
+        return True
+
+    return apply
+
+
+def _rename(pattern: str, new: str) -> Callable[[Held], Any]:
+    def apply(held: Held) -> Any:
+        name = held.name(pattern)
+        if name is None:
+            return None
+        held.tensors[new] = held.tensors.pop(name)
+        return True
+
+    return apply
+
+
+def _field(name: str, value: Any, nested: bool = False) -> Callable[[Held], Any]:
+    def apply(held: Held) -> bool:
+        place = held.fields if nested else held.config
+        if value is ...:
+            place.pop(name, None)
+        else:
+            place[name] = value
+        return True
+
+    return apply
+
+
+def _embedding(held: Held) -> bool:
+    size = held.fields["hidden_size"]
+    generator = torch.Generator().manual_seed(0)
+    prefix = "model." if any(n.startswith("model.") for n in held.tensors) else ""
+    held.tensors[prefix + "embed_tokens.weight"] = (torch.randn(held.vocab, size, generator=generator) * 0.02).bfloat16()
+    return True
+
+
+def _noise(t: torch.Tensor) -> torch.Tensor:
+    return (torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) * 0.02).to(t.dtype)
+
+
+FAULTS = (
+    # the map
+    Fault("d2t absolute", ("d2t",), _d2t(lambda t, h: t + _places(t))),
+    Fault("d2t subtracted twice", ("d2t",), _d2t(lambda t, h: t - _places(t))),
+    Fault("d2t arange", ("d2t",), _d2t(lambda t, h: _places(t))),
+    Fault("d2t zeros", ("d2t",), _d2t(lambda t, h: torch.zeros_like(t))),
+    Fault("d2t truncated", ("d2t",), _d2t(lambda t, h: t[: len(t) - 1000])),
+    Fault("d2t out of range", ("d2t",), _d2t(lambda t, h: t + h.vocab // 2)),
+    Fault("d2t duplicates", ("d2t",), _d2t(lambda t, h: t.clone().index_add_(0, torch.tensor([5]), torch.tensor([-1])))),
+    Fault("d2t shuffled", ("d2t",), _d2t(_shuffled)),
+    Fault("d2t rolled by one", ("d2t",), _d2t(lambda t, h: (_places(t) + t).roll(1) - _places(t))),
+    Fault("d2t as floats", ("d2t",), _d2t(lambda t, h: t.float())),
+    Fault("d2t and t2d missing", ("d2t",), lambda h: _drop("d2t")(h) and _drop("t2d")(h)),
+    Fault("d2t of another run", ("d2t",), _other_map),
+    Fault("t2d of another map", ("d2t",), lambda h: h.change("t2d", lambda t: t.roll(1))),
+    # taps
+    Fault("taps one on", ("taps",), _taps(lambda h: [t + 1 for t in h.taps])),
+    Fault("taps one back", ("taps",), _taps(lambda h: [t - 1 for t in h.taps])),
+    Fault("taps the first three", ("taps",), _taps(lambda h: [0, 1, 2])),
+    Fault("highest tap is the last layer", ("taps",), _taps(lambda h: [*h.taps[:-1], h.layers])),
+    Fault("taps doubled", ("taps",), _taps(lambda h: [h.taps[0], h.taps[0], h.taps[2]]), measured=False),
+    Fault("taps out of range", ("taps",), _taps(lambda h: [*h.taps[:-1], h.layers + 9]), measured=False),
+    Fault("one tap too many", ("taps",), _taps(lambda h: [*h.taps, h.layers]), measured=False),
+    # norms
+    Fault("norm_before_residual flipped", ("norm_before_residual",), _flip("norm_before_residual")),
+    Fault("norm_output flipped", ("norm_output",), _flip("norm_output")),
+    Fault("norm before fc dropped", ("norm_before_fc",), _no_fc_norm),
+    Fault("norm before fc unflagged", ("norm_before_fc",), _unflagged),
+    Fault("hidden_norm <-> norm", ("norm_names",), lambda h: h.swap(FIRST + r"hidden_norm\.weight", r"(^|model\.)norm\.weight")),
+    Fault("norm weights minus one", ("rms_norm_offset",), lambda h: [h.tensors.update({n: t - 1}) for n, t in list(h.tensors.items()) if "norm" in n]),
+    Fault("all norms ones", ("norm_names", "norms"), lambda h: [h.tensors.update({n: torch.ones_like(t)}) for n, t in list(h.tensors.items()) if "norm" in n]),
+    # the layer
+    Fault("k <-> v", ("qkv",), lambda h: h.swap(FIRST + r"self_attn\.k_proj\.weight", FIRST + r"self_attn\.v_proj\.weight")),
+    Fault("gate <-> up", ("gate_up",), lambda h: h.swap(FIRST + r"mlp\.gate_proj\.weight", FIRST + r"mlp\.up_proj\.weight")),
+    Fault("halves of qkv", ("layer_input",), _halves),
+    Fault("rotary pairs interleaved", ("rope_layout",), _pairs),
+    Fault("o_proj transposed", ("transposed",), lambda h: h.change(FIRST + r"self_attn\.o_proj\.weight", lambda t: t.T)),
+    Fault("fc transposed", ("transposed",), lambda h: h.change(r"fc\.weight", lambda t: t.T)),
+    Fault("slices of fc 2 1 0", ("slice_order",), lambda h: h.change(r"fc\.weight", _slices([2, 1, 0]))),
+    Fault("slices of fc 0 2 1", ("slice_order",), lambda h: h.change(r"fc\.weight", _slices([0, 2, 1]))),
+    Fault("hidden_act gelu", ("hidden_act",), _field("hidden_act", "gelu", nested=True)),
+    # positions
+    Fault("rope_theta 100", ("rope_theta",), _theta(100.0)),
+    Fault("rope_theta 10,000,000", ("rope_theta",), _theta(1e7)),
+    # ends
+    Fault("head missing", ("head",), _drop(r"lm_head\.weight"), measured=False),
+    Fault("head untrained", ("head",), lambda h: h.change(r"lm_head\.weight", _noise)),
+    Fault("tied", ("head",), _field("tie_word_embeddings", True), measured=False),
+    Fault("random embedding stored", ("embedding",), _embedding),
+    # names and shapes
+    Fault("fc under another name", ("name of fc", "taps"), _rename(r"fc\.weight", "fusion.weight")),
+    Fault("hidden_norm under another name", ("name of hidden_norm",), _rename(FIRST + r"hidden_norm\.weight", "midlayer.state_norm.weight")),
+    Fault("down_proj missing", ("tensors",), _drop(FIRST + r"mlp\.down_proj\.weight"), measured=False),
+    Fault("fc untrained", ("tensors", "fc"), lambda h: h.change(r"fc\.weight", _noise), measured=False),
+    Fault("NaN in fc", ("tensors",), lambda h: h.change(r"fc\.weight", lambda t: t.clone().index_fill_(0, torch.tensor([3]), float("nan"))), measured=False),
+    Fault("wrong number of heads", ("tensors",), _field("num_attention_heads", 8, nested=True), measured=False),
+    Fault("draft_vocab_size absent", ("d2t", "head"), _field("draft_vocab_size", ...), measured=False),
+    Fault("vocab_size of another target", ("vocab",), lambda h: h.fields.update({"vocab_size": h.vocab + 1000}) or True, measured=False),
+)  # fmt: skip
+BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -1,0 +1,109 @@
+"""The weights themselves, a few hundred rows of each: never trained, all the same, not a number.
+
+Random initialisation draws every number alike, so the norms of rows (and of columns) differ by chance only: by
+1/sqrt(2n) of themselves for n normal numbers each. Training moves rows and columns apart; after a thousand steps one of
+the two differs by at least 1.4 times that in every matrix of the healthy drafts at hand (docs/experiments.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...draft.dialects.keys import MAPS
+from ..case import Case
+from ..finding import Finding, Severity
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+ROWS = 256
+EVEN = 1.15
+"""Spread of row or column norms, in units of what chance gives, up to which a matrix looks random."""
+LEAST = 64  # rows and columns below which chance says too little
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Findings about single tensors, from samples."""
+    import numpy as np
+
+    fresh: list[str] = []
+    for name, ref in case.tensors.items():
+        if name in MAPS:
+            continue
+        if ref.dtype not in FLOATS:
+            yield Finding(
+                "EY-TENSOR-DTYPE",
+                Severity.ERROR,
+                f"{ref.name} is stored as {ref.dtype}, which is no floating point: quantised, or damaged",
+                "Engines refuse it, or read its bits as other numbers",
+                "Export the weights in bfloat16",
+            )
+            continue
+        rows = _sample(ref.array(), ref.dtype)
+        if not rows.size:
+            continue
+        bad = int((~np.isfinite(rows)).sum())
+        if bad:
+            yield Finding(
+                "EY-TENSOR-NAN",
+                Severity.ERROR,
+                f"{ref.name} holds NaN or infinite values: {bad:,} in {len(rows):,} rows that were looked at",
+                "One such number makes every logit NaN: nothing is accepted, or everything",
+                "Take the weights of an earlier checkpoint",
+                ("NVIDIA/TensorRT-LLM#5146", "SafeAILab/EAGLE#69"),
+            )
+        elif len(ref.shape) == 2 and not rows.any():
+            yield Finding(
+                "EY-TENSOR-ZERO",
+                Severity.ERROR,
+                f"{ref.name} {list(ref.shape)} is zero in all {len(rows):,} rows that were looked at",
+                "Whatever it should add is lost",
+                "Export the weights of the finished training run",
+            )
+        elif len(ref.shape) == 2 and min(rows.shape) >= LEAST and _even(rows):
+            fresh.append(name)
+    for name in fresh:
+        ref = case.tensors[name]
+        embedding = name == "embed_tokens.weight"
+        yield Finding(
+            "EY-EMBED-FRESH" if embedding else "EY-TENSOR-FRESH",
+            Severity.ERROR,
+            f"{ref.name} {list(ref.shape)} looks freshly initialised: its rows, and its columns, are as even as random "
+            f"numbers, which no trained matrix is",
+            "vLLM reads the stored embedding and accepts next to nothing; SGLang replaces it with the target's"
+            if embedding
+            else "It was never trained, or made anew on the way: acceptance is near zero",
+            "Leave the embedding out, or copy the target's" if embedding else "Export the weights of the finished run",
+            ("lightseekorg/TorchSpec#38",),
+        )
+
+
+def _sample(values: Array, dtype: str) -> Array:
+    """Up to ROWS rows, evenly spread, as float32."""
+    import numpy as np
+
+    if values.ndim == 0:
+        values = values.reshape(1)
+    step = max(1, len(values) // ROWS) if values.ndim > 1 else 1
+    part = np.asarray(values[::step][:ROWS] if values.ndim > 1 else values)
+    if dtype == "BF16":
+        return (part.astype(np.uint32) << 16).view(np.float32)
+    return part.astype(np.float32)
+
+
+def _even(rows: Array) -> bool:
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        squares = rows.astype(np.float64) ** 2
+        across, down = np.sqrt(squares.sum(1)), np.sqrt(squares.sum(0))
+        spread = max(
+            across.std() / across.mean() * math.sqrt(2 * rows.shape[1]),
+            down.std() / down.mean() * math.sqrt(2 * rows.shape[0]),
+        )
+    return bool(spread < EVEN)
