@@ -84,8 +84,8 @@ def measure(
     tell("confirming in float32")
     sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
     aligned = None
-    if not base.lacking and all(h.group != "d2t" for h in found.taken) and sure.has_states(base):
-        aligned = _aligned(sure, found.best)
+    if not found.best.lacking and all(h.group != "d2t" for h in found.taken) and sure.has_states(found.best):
+        aligned = _aligned(Bench(material, quick, device, 1, CONFIRM_ROWS), found.best)
     if aligned is not None:
         found = search.run("the map that fits", found.best.with_(ids=aligned.ids), tell)
     elif not found.taken:

@@ -67,7 +67,7 @@ def record(
         with contextlib.suppress(EyasError, KeyError):  # a damaged file is recorded again
             return _read(file, taps, read_facts(folder).num_layers)
     tell(f"recording the target's answers to {len(prompts)} prompts")
-    tensors = _generate(folder, taps, prompts, positions, device, dtype, trust_remote_code)
+    tensors = _generate(folder, taps, prompts, positions, TOKENS, True, device, dtype, trust_remote_code)
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(EyasError, OSError):  # a full disk only costs the next look
         atomic_save_safetensors(tensors, file, {"format": "pt"})
@@ -75,9 +75,29 @@ def record(
     return _material(tensors, taps, str(folder), read_facts(folder).num_layers)
 
 
+def answers(
+    folder: str | Path,
+    prompts: Sequence[str | Sequence[int]],
+    taps: Sequence[int],
+    *,
+    positions: int | None = None,
+    tokens: int = TOKENS,
+    ends: bool = True,
+    device: str = "cpu",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+) -> Material:
+    """Greedy answers, recorded now. prompts: requests, or token ids as they are; positions: how many tokens are enough
+    (None: answer all); ends: an answer may end before `tokens`."""
+    tensors = _generate(Path(folder), taps, prompts, positions, tokens, ends, device, choose_precision(dtype, device),
+                        trust_remote_code)  # fmt: skip
+    return _material(tensors, taps, str(folder), read_facts(folder).num_layers)
+
+
 def _generate(
-    folder: Path, taps: Sequence[int], prompts: Sequence[str], positions: int, device: str, dtype: str, trust: bool
-) -> dict[str, torch.Tensor]:
+    folder: Path, taps: Sequence[int], prompts: Sequence[str | Sequence[int]], positions: int | None, tokens: int,
+    ends: bool, device: str, dtype: str, trust: bool,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     from ..chat import render
     from ..target.generate import make_generator
     from ..target.model import Target
@@ -86,16 +106,20 @@ def _generate(
 
     target = Target.load(folder, device=device, dtype=getattr(torch, dtype), trust_remote_code=trust)
     texts = [
-        render(target.tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True) for text in prompts
+        render(target.tokenizer, [{"role": "user", "content": text}], add_generation_prompt=True)
+        if isinstance(text, str)
+        else list(text)
+        for text in prompts
     ]
     room = target.facts.max_position or (1 << 30)
-    requests = [Request(i, ids) for i, ids in enumerate(texts) if 0 < len(ids) <= room - TOKENS]
+    requests = [Request(i, ids) for i, ids in enumerate(texts) if 0 < len(ids) <= room - tokens]
     if not requests:
-        raise BadInput(f"{folder}: none of the prompts leaves room for {TOKENS} tokens in {room} positions")
+        raise BadInput(f"{folder}: none of the prompts leaves room for {tokens} tokens in {room} positions")
     generator = make_generator(
         target,
-        slots=min(len(requests), positions // TOKENS + 13),  # some answers end early
-        max_new_tokens=TOKENS,
+        slots=len(requests) if positions is None else min(len(requests), positions // tokens + 13),  # some end early
+        max_new_tokens=tokens,
+        eos_ids=None if ends else (),
         stop_loops=False,
         recorder=Recorder(target, taps=taps),
     )
@@ -117,7 +141,7 @@ def _generate(
     return tensors | {"offsets": torch.tensor([0, *(len(d["ids"]) for d in chosen)]).cumsum(0)}
 
 
-def _until(generator: Any, requests: Sequence[Any], positions: int) -> Iterator[Any]:
+def _until(generator: Any, requests: Sequence[Any], positions: int | None) -> Iterator[Any]:
     """Answers in the order in which they finish. Once they will be enough no further one is begun."""
     from ..target.generate import run_all
 
@@ -125,7 +149,7 @@ def _until(generator: Any, requests: Sequence[Any], positions: int) -> Iterator[
     for answer in run_all(generator, requests):
         yield answer
         found += len(answer.ids)
-        if found >= positions:
+        if positions is not None and found >= positions:
             generator.waiting.clear()
 
 
