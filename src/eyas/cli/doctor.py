@@ -40,10 +40,12 @@ LEVELS = ("error", "warning", "info", "ok")
 @click.option("--target", help="Its target: folder, .gguf file, hub id or 'smollm2'.")
 @click.option("--features", type=click.Path(path_type=Path), help="Recorded features to replay, instead of recording.")
 @click.option("--engine", "engines", multiple=True, metavar="NAME[@VERSION]",
-              help="sglang, vllm, llamacpp or openvino; repeatable  [default: sglang and vllm, for information].")  # fmt: skip
+              help="sglang, vllm, llamacpp or openvino; repeatable  [default: the first two].")  # fmt: skip
 @click.option("--served-accept-length", type=float, help="What the server reports, bonus token included.")
 @click.option("--log", type=click.Path(path_type=Path), help="The server's log.")
-@click.option("--metrics", metavar="URL", help="The server's address, or a saved /metrics text.")
+@click.option(
+    "--metrics", metavar="URL", help="The server's address, a saved /metrics text, or saved responses (.json)."
+)
 @click.option("--launch", default="", metavar="COMMAND", help="The command line that serves it, in quotes.")
 @click.option("--reference", type=click.Path(path_type=Path),
               help="A copy to compare with: draft directory, d2t.pt, d2t.npy or vocab_mapping.pt.")  # fmt: skip
@@ -131,7 +133,7 @@ def _served(number: float | None, log: Path | None, metrics: str | None) -> Serv
         return None
     if len(given) > 1:
         raise BadInput("give one of --served-accept-length, --log and --metrics: they would say different things")
-    from eyas.engines.served import from_log, from_number, from_prometheus, from_url
+    from eyas.engines.served import from_log, from_metadata, from_number, from_prometheus, from_url
 
     if number is not None:
         return from_number(number)
@@ -140,7 +142,9 @@ def _served(number: float | None, log: Path | None, metrics: str | None) -> Serv
             raise BadInput(f"{log} is no file; --log takes the server's log")
         return from_log(log)
     assert metrics is not None
-    return from_url(metrics) if "://" in metrics else from_prometheus(Path(metrics))
+    if "://" in metrics:
+        return from_url(metrics)
+    return from_metadata(Path(metrics)) if metrics.endswith((".json", ".jsonl")) else from_prometheus(Path(metrics))
 
 
 def _prompts(path: Path | None) -> list[str] | None:

@@ -3,7 +3,7 @@
     Material.of_features(FeatureSet.open("runs/demo/features"))      Material.of_probe("path/to/draft")
 
 Only what a trial reads: token ids, which rows are the target's own text, its choices, states by tap.
-    pytest tests/test_doctor_trial.py
+    pytest tests/test_doctor_material.py
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Material:
         places = torch.arange(len(ahead))
         good = places + 1 + steps < end
         for k in range(1, 2 + steps):
-            good &= torch.cat([ahead[k:], ahead.new_zeros(k)])
+            good &= torch.cat([ahead[k:], ahead.new_zeros(len(ahead))])[: len(ahead)]
         return good
 
     def label(self, rows: torch.Tensor, ahead: int) -> torch.Tensor:
