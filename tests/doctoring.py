@@ -9,7 +9,8 @@ What the target chooses after each token is the draft's own argmax at step 0, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from drafts import make_draft, with_embedding
 from eyas.doctor.hypotheses import Context, Hypothesis, hypotheses
 from eyas.doctor.material import Material
-from eyas.doctor.specimen import Specimen
+from eyas.doctor.specimen import Specimen, stored_ids
 from eyas.draft.model import Draft
 from eyas.vocab import VocabMap
 
@@ -135,3 +136,171 @@ def all_of(base: Specimen, context: Context) -> dict[tuple[str, str], Hypothesis
 def without(specimen: Specimen, *names: str) -> Specimen:
     """The same with tensors lost."""
     return replace(specimen, tensors={name: t for name, t in specimen.tensors.items() if name not in names})
+
+
+# ---------------------------------------------------------------- faults, and which hypothesis undoes each
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`inject` makes the specimen that a faulty directory gives; `group` and `label` name the hypothesis against it."""
+
+    group: str
+    label: str
+    inject: Callable[[Patient], Specimen]
+    patient: Mapping[str, Any] = field(default_factory=dict)
+    """Conventions of the draft that it is put into."""
+    context: Callable[[Patient], dict[str, Any]] = lambda patient: {}
+    """What must be at hand beside the draft."""
+
+
+def stored_map(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patient], Specimen]:
+    """d2t changed as stored; the ids are what engines make of it."""
+
+    def inject(patient: Patient) -> Specimen:
+        tensors = patient.tensors | {"d2t": change(patient.vocab_map.d2t)}
+        return replace(patient.specimen, tensors=tensors, ids=stored_ids(tensors, patient.draft.shape))
+
+    return inject
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Patient], Specimen]:
+    """Tensors changed, added or removed in place of a copy of the dict."""
+
+    def inject(patient: Patient) -> Specimen:
+        tensors = patient.tensors
+        change(tensors)
+        return replace(patient.specimen, tensors=tensors)
+
+    return inject
+
+
+def said(**fields: Any) -> Callable[[Patient], Specimen]:
+    """Conventions declared otherwise."""
+    return lambda patient: patient.specimen.with_(conventions=fields)
+
+
+def _each(names: Sequence[str], change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patient], Specimen]:
+    return weights(lambda t: t.update({n: change(t[n]).contiguous() for n in names}))
+
+
+def _swap(a: str, b: str) -> Callable[[Patient], Specimen]:
+    return weights(lambda t: t.update({a: t[b], b: t[a]}))
+
+
+def _rename(old: str, new: str, change: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> Any:
+    return weights(lambda t: t.update({new: change(t.pop(old))}))
+
+
+def _target_head(patient: Patient) -> torch.Tensor:
+    """A head [V, H] of the target from which this draft's was cut."""
+    head = torch.randn(patient.embedding.shape, generator=torch.Generator().manual_seed(5)) * 0.2 * SHARP
+    head[patient.vocab_map.ids] = patient.draft.lm_head.weight
+    return head
+
+
+LAYER, ATTENTION = "midlayer.", "midlayer.self_attn."
+QKV = [f"{ATTENTION}{x}_proj.weight" for x in "qkv"]
+NORM_WEIGHTS = [f"{LAYER}{x}.weight" for x in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
+NORM_WEIGHTS.append("norm.weight")
+HEAD_DIM = 8
+
+
+def _noise(t: torch.Tensor) -> torch.Tensor:
+    return torch.randn(t.shape, generator=torch.Generator().manual_seed(6)) * 0.2
+
+
+def _places(t: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(t))
+
+
+def _paired(t: torch.Tensor) -> torch.Tensor:
+    """Rotary halves stored as pairs."""
+    return t.unflatten(0, (-1, 2, HEAD_DIM // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _unpaired(t: torch.Tensor) -> torch.Tensor:
+    return t.unflatten(0, (-1, HEAD_DIM // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+FAULTS = {
+    "d2t absolute": Fault("d2t", "absolute", stored_map(lambda t: t + _places(t))),
+    "d2t subtracted twice": Fault("d2t", "subtracted twice", stored_map(lambda t: t - _places(t))),
+    "d2t added twice": Fault("d2t", "added twice", stored_map(lambda t: t + 2 * _places(t))),
+    "d2t zeros": Fault("d2t", "t2d", stored_map(torch.zeros_like)),
+    "d2t in another order": Fault(
+        "d2t", "sorted offsets", stored_map(lambda t: (t + _places(t)).flip(0) - _places(t))
+    ),
+    "d2t absolute in another order": Fault("d2t", "sorted absolute", stored_map(lambda t: (t + _places(t)).flip(0))),
+    "d2t of another run": Fault(
+        "d2t", "parent", stored_map(lambda t: 2 * _places(t) - _places(t)),
+        context=lambda p: {"maps": {"parent": p.vocab_map.ids}},
+    ),
+    "taps one on": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(3, 5, 6))),
+    "taps one back": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(1, 3, 4))),
+    "one tap another": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(2, 4, 6))),
+    "slices of fc 2 1 0": Fault(
+        "slice_order", "5/4/2", _each(["fc.weight"], lambda t: torch.cat(t.chunk(3, 1)[::-1], 1))
+    ),
+    "norm_before_residual": Fault("norm_before_residual", "false", said(norm_before_residual=True)),
+    "norm_before_residual unsaid": Fault(
+        "norm_before_residual", "true", said(norm_before_residual=False), {"norm_before_residual": True}
+    ),
+    "norm_output unsaid": Fault("norm_output", "true", said(norm_output=False), {"norm_output": True}),
+    "norm_before_head": Fault("norm_before_head", "true", said(norm_before_head=False)),
+    "norm_before_fc unsaid": Fault(
+        "norm_before_fc", "true", said(norm_before_fc=False), {"norm_before_fc": True}
+    ),
+    "fc_norm unsaid": Fault("fc_norm", "true", said(fc_norm=False), {"fc_norm": True}),
+    "hidden_act": Fault("hidden_act", "silu", said(hidden_act="relu")),
+    "norm weights minus one": Fault("rms_norm_offset", "true", _each(NORM_WEIGHTS, lambda t: t - 1)),
+    "hidden_norm <-> norm": Fault(
+        "norm_names", "hidden_norm <-> norm", _swap(LAYER + "hidden_norm.weight", "norm.weight")
+    ),
+    "halves of q, k, v": Fault(
+        "layer_input", "state_embedding", _each(QKV, lambda t: torch.cat(t.chunk(2, 1)[::-1], 1))
+    ),
+    "k <-> v": Fault("qkv", "k_proj <-> v_proj", _swap(QKV[1], QKV[2])),
+    "gate <-> up": Fault(
+        "gate_up", "gate_proj <-> up_proj", _swap(LAYER + "mlp.gate_proj.weight", LAYER + "mlp.up_proj.weight")
+    ),
+    "o_proj transposed": Fault("transposed", "o_proj", _each([ATTENTION + "o_proj.weight"], lambda t: t.T)),
+    "fc transposed": Fault("transposed", "fc", _each(["fc.weight"], lambda t: t.T)),
+    "rotary pairs": Fault("rope_layout", "interleaved", _each(QKV[:2], _paired)),
+    "rotary halves once too often": Fault("rope_layout", "halves", _each(QKV[:2], _unpaired)),
+    "rope_theta": Fault("rope_theta", "10000", said(rope_theta=1e6)),
+    "rope_type": Fault("rope_type", "default", said(rope_type="linear", rope_scaling={"factor": 8.0})),
+    "rope_step": Fault("rope_step", "1", said(rope_step=0), {"norm_output": True}),
+    "window": Fault("sliding_window", "none", said(sliding_window=2)),
+    "random embedding stored": Fault(
+        "embedding", "target",
+        lambda p: p.specimen.with_(
+            conventions={"embedding": "own"}, embedding=_noise(p.embedding),
+            tensors={"embed_tokens.weight": _noise(p.embedding)},
+        ),
+        context=lambda p: {"embedding": p.embedding},
+    ),
+    "stored embedding passed over": Fault(
+        "embedding", "own",
+        lambda p: replace(
+            p.specimen, embedding=_noise(p.embedding), tensors=p.tensors | {"embed_tokens.weight": p.embedding}
+        ),
+        context=lambda p: {"embedding": _noise(p.embedding)},
+    ),
+    "head untrained": Fault(
+        "head", "target_rows", _each(["lm_head.weight"], _noise), context=lambda p: {"head": _target_head(p)}
+    ),
+    "head lost": Fault(
+        "head", "target_rows", weights(lambda t: t.pop("lm_head.weight")), context=lambda p: {"head": _target_head(p)}
+    ),
+    "states one token on": Fault("state_shift", "+0", lambda p: replace(p.specimen, state_shift=-1)),
+    "another token predicted": Fault("label_shift", "+0", lambda p: replace(p.specimen, label_shift=1)),
+    "fc under another name": Fault("name of fc", "fc.weight = fusion.weight", _rename("fc.weight", "fusion.weight")),
+    "fc under another name, transposed": Fault(
+        "name of fc", "fc.weight = fusion.weight", _rename("fc.weight", "fusion.weight", lambda t: t.T.contiguous())
+    ),
+    "down_proj of another run": Fault(
+        "tensor down_proj", "the reference's", _each([LAYER + "mlp.down_proj.weight"], _noise),
+        context=lambda p: {"tensors": {LAYER + "mlp.down_proj.weight": p.draft.midlayer.mlp.down_proj.weight}},
+    ),
+}  # fmt: skip

@@ -200,7 +200,7 @@ def _layer(base: Specimen, context: Context) -> Iterator[Hypothesis]:
                 _with_tensor("transposed", _short(name), name, lambda t: t.T.contiguous()),
                 about="a matrix stored the other way round",
             )  # fmt: skip
-    if Q in base.tensors and K in base.tensors:
+    if all(n in base.tensors and tuple(base.tensors[n].shape) == wanted.get(n) for n in (Q, K)):
         for label, turn in (("interleaved", _interleaved), ("halves", _halved)):
             yield Hypothesis("rope_layout", label, label, _rotary(label, turn, shape.head_dim),
                              about="q and k rows in the other layout of rotary pairs")  # fmt: skip
@@ -266,6 +266,7 @@ def _ends(base: Specimen, context: Context) -> Iterator[Hypothesis]:
                          about="the target's embedding instead of the stored one")  # fmt: skip
     if (
         own is not None
+        and tuple(own.shape) == (shape.vocab_size, shape.hidden_size)
         and c.embedding == "target"
         and target is not None
         and not torch.equal(own, target.to(own.dtype))

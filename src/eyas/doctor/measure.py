@@ -24,6 +24,8 @@ from .search import Entry, Found, Search
 from .specimen import Specimen
 from .trial import Bench
 
+KNOWS = 0.85
+"""Share of a uniform guess's surprise under which a draft knows something. Random weights are above it."""
 SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 512, 2, 16
 CONFIRM_ROWS = 2048
 BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -57,6 +59,11 @@ class Measured:
     positions: list[dict[str, Any]] = field(default_factory=list)
     aligned: Aligned | None = None
     """Where no form of the stored map fits: the one that the text suggests."""
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Under no reading that was found do the weights know the text."""
+        return self.controls["best"] > KNOWS * self.controls["knows_nothing"]
 
     @property
     def ledger(self) -> list[Entry]:
@@ -117,6 +124,10 @@ def measure(
         **_controls(bench, found.best),
         "knows_nothing": round(sure.nothing(base), 3),
     }
+    if out.knows_nothing and out.taken:
+        note = "the draft knows nothing under it either: better by chance is no diagnosis"
+        found.ledger += [Entry(0, found.start, t.hypothesis, t.gain, "reversed", note) for t in out.taken]
+        out.taken, out.taus["best"] = [], out.taus["declared"]
     out.positions = by_position(material, accepted["best"], k)
     return out
 

@@ -16,9 +16,6 @@ from .hypotheses import Hypothesis
 from .maps import Aligned
 from .measure import Measured, Taken
 
-KNOWS = 0.85
-"""Share of a uniform guess's surprise under which a draft knows something. Random weights are above it."""
-
 
 @dataclass
 class Told:
@@ -56,10 +53,14 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
         told += _undecided(told, measured, usual)
         if measured.aligned is not None:
             told.append(_another_map(measured, measured.aligned))
-        elif _knows_nothing(measured):
+        elif measured.knows_nothing:
             told.append(_nothing(measured))
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
-    return sorted(told, key=lambda t: (ORDER[t.severity], rank[t.status], -t.weight))
+    last = NOTHING  # says less than any fault that the files show
+    return sorted(told, key=lambda t: (ORDER[t.severity], t.id == last, rank[t.status], -t.weight))
+
+
+NOTHING = "EY-MEASURED-NOTHING"
 
 
 def _static(f: Finding) -> Told:
@@ -123,7 +124,7 @@ ACQUITTABLE = (
 def _acquit(told: list[Told], measured: Measured) -> None:
     """A static suspicion about something that is measured to be right as declared is no fault."""
     taken = {t.hypothesis.group for t in measured.taken}
-    if _knows_nothing(measured) or measured.aligned is not None:
+    if measured.knows_nothing or measured.aligned is not None:
         return
     for t in told:
         tried = [e for e in measured.found.last if e.hypothesis.group == t.convention]
@@ -140,7 +141,7 @@ def _acquit(told: list[Told], measured: Measured) -> None:
 
 def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
     """What this draft and this text cannot tell apart: one finding a group."""
-    if _knows_nothing(measured):
+    if measured.knows_nothing:
         return []
     taken = {t.hypothesis.group for t in measured.taken}
     by_group: dict[str, list[Any]] = {}
@@ -180,15 +181,10 @@ SYMMETRIC = ("embedding_scale",)
 """Where a scale lies under an RMSNorm nothing can be told, and nothing is wrong."""
 
 
-def _knows_nothing(measured: Measured) -> bool:
-    controls = measured.controls
-    return controls["best"] > KNOWS * controls["knows_nothing"]
-
-
 def _nothing(measured: Measured) -> Told:
     controls = measured.controls
     return Told(
-        "EY-MEASURED-NOTHING", "confirmed", Severity.ERROR, None,
+        NOTHING, "confirmed", Severity.ERROR, None,
         f"under no reading do these weights predict the target: {controls['best']:.2f} nats a token at best, random "
         f"weights have {controls['random_draft']:.2f}, a uniform guess {controls['knows_nothing']:.2f}",
         "Nothing is accepted, whatever the engine",
@@ -215,7 +211,7 @@ def where(
 ) -> str:  # fmt: skip
     """In which link of the chain it went wrong. taus: declared, best, training, engine names -> accept length."""
     confirmed = [t for t in told if t.status == "confirmed"]
-    if any(t.id == "EY-MEASURED-NOTHING" for t in confirmed):
+    if any(t.id == NOTHING for t in confirmed):
         trained = taus.get("training")
         return "export" if trained is not None and trained > 1.15 else "training" if len(confirmed) == 1 else "unknown"
     if confirmed:
