@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .evidence import LEAST_GAIN
 from .finding import ORDER, Finding, Severity
-from .groups import group
-from .hypotheses import Hypothesis
-from .maps import Aligned
-from .measure import Measured, Taken
+from .groups import GROUPS, group
+
+if TYPE_CHECKING:  # static checks need no torch
+    from .hypotheses import Hypothesis
+    from .maps import Aligned
+    from .measure import Measured, Taken
 
 
 @dataclass
@@ -69,8 +70,6 @@ def _static(f: Finding) -> Told:
 
 def _concerns(id_: str) -> str | None:
     """The convention that a static finding is about."""
-    from .groups import GROUPS
-
     return next((name for name, g in GROUPS.items() if any(id_.startswith(f"EY-{s}") for s in g.statics)), None)
 
 
@@ -141,6 +140,8 @@ def _acquit(told: list[Told], measured: Measured) -> None:
 
 def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
     """What this draft and this text cannot tell apart: one finding a group."""
+    from .evidence import LEAST_GAIN
+
     if measured.knows_nothing:
         return []
     taken = {t.hypothesis.group for t in measured.taken}
