@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 FIRST = r"(midlayer|layers\.0)\."
+ATTN, MLP, HIDDEN_NORM = FIRST + r"self_attn\.", FIRST + r"mlp\.", FIRST + r"hidden_norm\.weight"
 
 
 @dataclass
@@ -219,7 +220,37 @@ def _embedding(held: Held) -> bool:
     size = held.fields["hidden_size"]
     generator = torch.Generator().manual_seed(0)
     prefix = "model." if any(n.startswith("model.") for n in held.tensors) else ""
-    held.tensors[prefix + "embed_tokens.weight"] = (torch.randn(held.vocab, size, generator=generator) * 0.02).bfloat16()
+    table = torch.randn(held.vocab, size, generator=generator) * 0.02
+    held.tensors[prefix + "embed_tokens.weight"] = table.bfloat16()
+    return True
+
+
+def _norms(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Held], Any]:
+    def apply(held: Held) -> bool:
+        held.tensors |= {n: change(t) for n, t in held.tensors.items() if "norm" in n}
+        return True
+
+    return apply
+
+
+def _swap(a: str, b: str) -> Callable[[Held], Any]:
+    return lambda held: held.swap(a, b)
+
+
+def _weight(pattern: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Held], Any]:
+    return lambda held: held.change(pattern, how)
+
+
+def _nan(t: torch.Tensor) -> torch.Tensor:
+    return t.clone().index_fill_(0, torch.tensor([3]), float("nan"))
+
+
+def _one_less(t: torch.Tensor, held: Held) -> torch.Tensor:
+    return t.clone().index_add_(0, torch.tensor([5]), torch.tensor([-1]))
+
+
+def _vocab(held: Held) -> bool:
+    held.fields["vocab_size"] = held.vocab + 1000
     return True
 
 
@@ -235,13 +266,13 @@ FAULTS = (
     Fault("d2t zeros", ("d2t",), _d2t(lambda t, h: torch.zeros_like(t))),
     Fault("d2t truncated", ("d2t",), _d2t(lambda t, h: t[: len(t) - 1000])),
     Fault("d2t out of range", ("d2t",), _d2t(lambda t, h: t + h.vocab // 2)),
-    Fault("d2t duplicates", ("d2t",), _d2t(lambda t, h: t.clone().index_add_(0, torch.tensor([5]), torch.tensor([-1])))),
+    Fault("d2t duplicates", ("d2t",), _d2t(_one_less)),
     Fault("d2t shuffled", ("d2t",), _d2t(_shuffled)),
     Fault("d2t rolled by one", ("d2t",), _d2t(lambda t, h: (_places(t) + t).roll(1) - _places(t))),
     Fault("d2t as floats", ("d2t",), _d2t(lambda t, h: t.float())),
     Fault("d2t and t2d missing", ("d2t",), lambda h: _drop("d2t")(h) and _drop("t2d")(h)),
     Fault("d2t of another run", ("d2t",), _other_map),
-    Fault("t2d of another map", ("d2t",), lambda h: h.change("t2d", lambda t: t.roll(1))),
+    Fault("t2d of another map", ("d2t",), _weight("t2d", lambda t: t.roll(1))),
     # taps
     Fault("taps one on", ("taps",), _taps(lambda h: [t + 1 for t in h.taps])),
     Fault("taps one back", ("taps",), _taps(lambda h: [t - 1 for t in h.taps])),
@@ -255,35 +286,35 @@ FAULTS = (
     Fault("norm_output flipped", ("norm_output",), _flip("norm_output")),
     Fault("norm before fc dropped", ("norm_before_fc",), _no_fc_norm),
     Fault("norm before fc unflagged", ("norm_before_fc",), _unflagged),
-    Fault("hidden_norm <-> norm", ("norm_names",), lambda h: h.swap(FIRST + r"hidden_norm\.weight", r"(^|model\.)norm\.weight")),
-    Fault("norm weights minus one", ("rms_norm_offset",), lambda h: [h.tensors.update({n: t - 1}) for n, t in list(h.tensors.items()) if "norm" in n]),
-    Fault("all norms ones", ("norm_names", "norms"), lambda h: [h.tensors.update({n: torch.ones_like(t)}) for n, t in list(h.tensors.items()) if "norm" in n]),
+    Fault("hidden_norm <-> norm", ("norm_names",), _swap(HIDDEN_NORM, r"(^|model\.)norm\.weight")),
+    Fault("norm weights minus one", ("rms_norm_offset",), _norms(lambda t: t - 1)),
+    Fault("all norms ones", ("norm_names", "norms"), _norms(torch.ones_like)),
     # the layer
-    Fault("k <-> v", ("qkv",), lambda h: h.swap(FIRST + r"self_attn\.k_proj\.weight", FIRST + r"self_attn\.v_proj\.weight")),
-    Fault("gate <-> up", ("gate_up",), lambda h: h.swap(FIRST + r"mlp\.gate_proj\.weight", FIRST + r"mlp\.up_proj\.weight")),
+    Fault("k <-> v", ("qkv",), _swap(ATTN + r"k_proj\.weight", ATTN + r"v_proj\.weight")),
+    Fault("gate <-> up", ("gate_up",), _swap(MLP + r"gate_proj\.weight", MLP + r"up_proj\.weight")),
     Fault("halves of qkv", ("layer_input",), _halves),
     Fault("rotary pairs interleaved", ("rope_layout",), _pairs),
-    Fault("o_proj transposed", ("transposed",), lambda h: h.change(FIRST + r"self_attn\.o_proj\.weight", lambda t: t.T)),
-    Fault("fc transposed", ("transposed",), lambda h: h.change(r"fc\.weight", lambda t: t.T)),
-    Fault("slices of fc 2 1 0", ("slice_order",), lambda h: h.change(r"fc\.weight", _slices([2, 1, 0]))),
-    Fault("slices of fc 0 2 1", ("slice_order",), lambda h: h.change(r"fc\.weight", _slices([0, 2, 1]))),
+    Fault("o_proj transposed", ("transposed",), _weight(ATTN + r"o_proj\.weight", lambda t: t.T)),
+    Fault("fc transposed", ("transposed",), _weight(r"fc\.weight", lambda t: t.T)),
+    Fault("slices of fc 2 1 0", ("slice_order",), _weight(r"fc\.weight", _slices([2, 1, 0]))),
+    Fault("slices of fc 0 2 1", ("slice_order",), _weight(r"fc\.weight", _slices([0, 2, 1]))),
     Fault("hidden_act gelu", ("hidden_act",), _field("hidden_act", "gelu", nested=True)),
     # positions
     Fault("rope_theta 100", ("rope_theta",), _theta(100.0)),
     Fault("rope_theta 10,000,000", ("rope_theta",), _theta(1e7)),
     # ends
     Fault("head missing", ("head",), _drop(r"lm_head\.weight"), measured=False),
-    Fault("head untrained", ("head",), lambda h: h.change(r"lm_head\.weight", _noise)),
+    Fault("head untrained", ("head",), _weight(r"lm_head\.weight", _noise)),
     Fault("tied", ("head",), _field("tie_word_embeddings", True), measured=False),
     Fault("random embedding stored", ("embedding",), _embedding),
     # names and shapes
     Fault("fc under another name", ("name of fc", "taps"), _rename(r"fc\.weight", "fusion.weight")),
-    Fault("hidden_norm under another name", ("name of hidden_norm",), _rename(FIRST + r"hidden_norm\.weight", "midlayer.state_norm.weight")),
+    Fault("hidden_norm under another name", ("name of hidden_norm",), _rename(HIDDEN_NORM, "midlayer.h_norm.weight")),
     Fault("down_proj missing", ("tensors",), _drop(FIRST + r"mlp\.down_proj\.weight"), measured=False),
-    Fault("fc untrained", ("tensors", "fc"), lambda h: h.change(r"fc\.weight", _noise), measured=False),
-    Fault("NaN in fc", ("tensors",), lambda h: h.change(r"fc\.weight", lambda t: t.clone().index_fill_(0, torch.tensor([3]), float("nan"))), measured=False),
+    Fault("fc untrained", ("tensors", "fc"), _weight(r"fc\.weight", _noise), measured=False),
+    Fault("NaN in fc", ("tensors",), _weight(r"fc\.weight", _nan), measured=False),
     Fault("wrong number of heads", ("tensors",), _field("num_attention_heads", 8, nested=True), measured=False),
     Fault("draft_vocab_size absent", ("d2t", "head"), _field("draft_vocab_size", ...), measured=False),
-    Fault("vocab_size of another target", ("vocab",), lambda h: h.fields.update({"vocab_size": h.vocab + 1000}) or True, measured=False),
+    Fault("vocab_size of another target", ("vocab",), _vocab, measured=False),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}

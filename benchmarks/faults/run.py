@@ -87,7 +87,11 @@ def main() -> None:
         whole.other_map = maps[0] if maps else None
         cases: list[tuple[str, ...]] = [] if args.no_singles else [(), *((f.name,) for f in FAULTS)]
         measurable = [f for f in FAULTS if f.measured]
-        pairs = [(a.name, b.name) for a, b in itertools.combinations(measurable, 2) if not set(a.conventions) & set(b.conventions)]
+        pairs = [
+            (a.name, b.name)
+            for a, b in itertools.combinations(measurable, 2)
+            if not set(a.conventions) & set(b.conventions)
+        ]
         cases += random.Random(name).sample(pairs, min(args.pairs, len(pairs)))
         for faults in cases:
             if args.only and not re.search(args.only, " + ".join(faults) or "healthy"):
