@@ -38,7 +38,8 @@ def inverse_frequencies(conventions: Conventions, head_dim: int) -> tuple[torch.
             **conventions.rope_scaling,
         },
     )
-    inv_freq, factor = ROPE_INIT_FUNCTIONS[conventions.rope_type](config, torch.device("cpu"))
+    with torch.device("cpu"):  # transformers computes with numbers, also where a module is built without memory
+        inv_freq, factor = ROPE_INIT_FUNCTIONS[conventions.rope_type](config, torch.device("cpu"))
     return inv_freq.float(), float(factor)
 
 
