@@ -203,7 +203,7 @@ LAYER, ATTENTION = "midlayer.", "midlayer.self_attn."
 QKV = [f"{ATTENTION}{x}_proj.weight" for x in "qkv"]
 NORM_WEIGHTS = [f"{LAYER}{x}.weight" for x in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
 NORM_WEIGHTS.append("norm.weight")
-HEAD_DIM = 8
+HEAD_DIM, V = 8, 300
 
 
 def _noise(t: torch.Tensor) -> torch.Tensor:
@@ -212,6 +212,13 @@ def _noise(t: torch.Tensor) -> torch.Tensor:
 
 def _places(t: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(t))
+
+
+def _other_map(patient: Patient) -> Specimen:
+    """The map of a run over other text, marks and all."""
+    ids = torch.randperm(V, generator=torch.Generator().manual_seed(8))[: len(patient.vocab_map.ids)].sort().values
+    other = VocabMap.from_absolute(ids, V)
+    return replace(patient.specimen, tensors=patient.tensors | {"d2t": other.d2t, "t2d": other.t2d}, ids=ids)
 
 
 def _paired(t: torch.Tensor) -> torch.Tensor:
@@ -232,10 +239,7 @@ FAULTS = {
         "d2t", "sorted offsets", stored_map(lambda t: (t + _places(t)).flip(0) - _places(t))
     ),
     "d2t absolute in another order": Fault("d2t", "sorted absolute", stored_map(lambda t: (t + _places(t)).flip(0))),
-    "d2t of another run": Fault(
-        "d2t", "parent", stored_map(lambda t: 2 * _places(t) - _places(t)),
-        context=lambda p: {"maps": {"parent": p.vocab_map.ids}},
-    ),
+    "d2t of another run": Fault("d2t", "parent", _other_map, context=lambda p: {"maps": {"parent": p.vocab_map.ids}}),
     "taps one on": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(3, 5, 6))),
     "taps one back": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(1, 3, 4))),
     "one tap another": Fault("taps", "2/4/5", lambda p: replace(p.specimen, slices=(2, 4, 6))),
@@ -271,7 +275,7 @@ FAULTS = {
     "rope_theta": Fault("rope_theta", "10000", said(rope_theta=1e6)),
     "rope_type": Fault("rope_type", "default", said(rope_type="linear", rope_scaling={"factor": 8.0})),
     "rope_step": Fault("rope_step", "1", said(rope_step=0), {"norm_output": True}),
-    "window": Fault("sliding_window", "none", said(sliding_window=2)),
+    "window": Fault("sliding_window", "None", said(sliding_window=2)),
     "random embedding stored": Fault(
         "embedding", "target",
         lambda p: p.specimen.with_(

@@ -157,7 +157,7 @@ def _measure(
     readings: Readings, material: Material, reference_: str | Path | None, k: int, device: str, deadline: float,
     missing: list[dict[str, str]], tell: Callable[[str], None],
 ) -> Measured | None:  # fmt: skip
-    from .hypotheses import Context
+    from .hypothesis import Context
     from .measure import measure
     from .reference import Reference, reference
 

@@ -12,70 +12,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..conventions import default_taps
-from ..draft.expected import expected_tensors
-from ..target.facts import TargetFacts
-from . import maps
+from . import hypotheses_of_tensors, maps
+from .hypothesis import Context, Hypothesis, convention
 from .specimen import EMBEDDING, HEAD, Specimen
 
-FIRST = "midlayer."
-NORMS = (FIRST + "input_layernorm.weight", FIRST + "hidden_norm.weight", FIRST + "post_attention_layernorm.weight",
-         "norm.weight")  # fmt: skip
-Q, K, V = (f"{FIRST}self_attn.{x}_proj.weight" for x in "qkv")
 THETAS = (10000.0, 1e5, 5e5, 1e6)
-GATE, UP = (f"{FIRST}mlp.{x}_proj.weight" for x in ("gate", "up"))
-
-
-@dataclass(frozen=True, eq=False)
-class Hypothesis:
-    """ "The draft was made for `value` of `group`." """
-
-    group: str
-    label: str
-    value: Any
-    """As JSON values, for the report."""
-    apply: Callable[[Specimen], Specimen]
-    cheap: bool = False
-    """It changes ids or labels only, so it shares the forward of what it is applied to."""
-    about: str = ""
-    """What it would mean, in words."""
-    fault: bool = True
-    """False for a control that only gives the scale."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What alternatives are made of, beside the draft itself."""
-
-    facts: TargetFacts | None = None
-    embedding: torch.Tensor | None = None  # the target's [V, H]
-    head: torch.Tensor | None = None  # the target's [V, H]
-    taps: frozenset[int] = frozenset()
-    """Taps whose states are recorded."""
-    maps: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Further maps by name: int64 [D] target ids (a reference's, a parent's)."""
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors of a reference that differ, by canonical name."""
-    engines: Mapping[str, Specimen] = field(default_factory=dict)
-    """Engine -> what it would run."""
 
 
 def hypotheses(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     """All alternatives to `base` that can be tested on it."""
-    for family in (_maps, _taps, _flags, _norms, _layer, _positions, _ends, _shifts, _names, _reference):
+    for family in (_maps, _taps, _flags, _positions, _ends, _shifts, *hypotheses_of_tensors.FAMILIES):
         yield from family(base, context)
-
-
-def _convention(name: str, value: Any, about: str = "") -> Hypothesis:
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-    return Hypothesis(
-        name, shown, value, lambda s: s.with_(name, shown, conventions={name: value}), about=about
-    )  # fmt: skip
 
 
 def _maps(base: Specimen, context: Context) -> Iterator[Hypothesis]:
@@ -129,9 +81,9 @@ def _slices(group: str, taps: tuple[int, ...], about: str) -> Hypothesis:
 def _flags(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     """Where norms sit, and which state is fed back."""
     c = base.conventions
-    yield _convention("norm_before_residual", not c.norm_before_residual, "the residual stream starts elsewhere")
-    yield _convention("norm_output", not c.norm_output, "another state is fed back to the next step")
-    yield _convention("norm_before_head", not c.norm_before_head, "the norm before the head is left out or put in")
+    yield convention("norm_before_residual", not c.norm_before_residual, "the residual stream starts elsewhere")
+    yield convention("norm_output", not c.norm_output, "another state is fed back to the next step")
+    yield convention("norm_before_head", not c.norm_before_head, "the norm before the head is left out or put in")
     if c.norm_before_fc or c.fc_norm:
         off = {"norm_before_fc": False, "fc_norm": False}
         yield Hypothesis(
@@ -143,14 +95,14 @@ def _flags(base: Specimen, context: Context) -> Iterator[Hypothesis]:
         for name in ("norm_before_fc", "fc_norm"):
             on = base.with_(conventions={name: True})
             if not set(on.lacking) - set(base.lacking):
-                yield _convention(name, True, "its tensors are there, its flag is not")
+                yield convention(name, True, "its tensors are there, its flag is not")
             elif name == "norm_before_fc":
                 yield _ones_before_fc(base)
     for act in ("silu", "gelu", "relu"):
         if act != c.hidden_act:
-            yield _convention("hidden_act", act, "another activation in the MLP")
+            yield convention("hidden_act", act, "another activation in the MLP")
     offset = not c.rms_norm_offset
-    yield _convention("rms_norm_offset", offset, "norm weights stored as w - 1")
+    yield convention("rms_norm_offset", offset, "norm weights stored as w - 1")
 
 
 def _ones_before_fc(base: Specimen) -> Hypothesis:
@@ -163,74 +115,6 @@ def _ones_before_fc(base: Specimen) -> Hypothesis:
     )  # fmt: skip
 
 
-def _norms(base: Specimen, context: Context) -> Iterator[Hypothesis]:
-    """Norm weights under each other's names."""
-    held = [n for n in NORMS if n in base.tensors and tuple(base.tensors[n].shape) == (base.shape.hidden_size,)]
-    for a, b in itertools.combinations(held, 2):
-        yield _swap(base, "norm_names", a, b, "two norms under each other's names")
-
-
-def _swap(base: Specimen, group: str, a: str, b: str, about: str) -> Hypothesis:
-    label = f"{_short(a)} <-> {_short(b)}"
-
-    def apply(s: Specimen) -> Specimen:
-        return s.with_(group, label, tensors={a: s.tensors[b], b: s.tensors[a]})
-
-    return Hypothesis(group, label, label, apply, about=about)
-
-
-def _layer(base: Specimen, context: Context) -> Iterator[Hypothesis]:
-    """Order of the two halves, projections under each other's names, transposed matrices, rotated halves."""
-    c, shape = base.conventions, base.shape
-    other = "state_embedding" if c.layer_input == "embedding_state" else "embedding_state"
-    yield _convention("layer_input", other, "q, k and v read the two halves the other way round")
-    wanted = expected_tensors(shape, c)
-    for a, b in ((K, V), (Q, K), (Q, V), (GATE, UP)):
-        if a in base.tensors and b in base.tensors and wanted.get(a) == wanted.get(b):
-            group = "gate_up" if a == GATE else "qkv"
-            yield _swap(base, group, a, b, "projections under each other's names, or fused in another order")
-    for name, size in wanted.items():
-        held = base.tensors.get(name)
-        if held is None or held.dim() != 2:
-            continue
-        turned = tuple(held.shape) == size[::-1]
-        if turned and (tuple(held.shape) != size or size[0] == size[1]):
-            yield Hypothesis(
-                "transposed", _short(name), _short(name),
-                _with_tensor("transposed", _short(name), name, lambda t: t.T.contiguous()),
-                about="a matrix stored the other way round",
-            )  # fmt: skip
-    if all(n in base.tensors and tuple(base.tensors[n].shape) == wanted.get(n) for n in (Q, K)):
-        for label, turn in (("interleaved", _interleaved), ("halves", _halved)):
-            yield Hypothesis("rope_layout", label, label, _rotary(label, turn, shape.head_dim),
-                             about="q and k rows in the other layout of rotary pairs")  # fmt: skip
-
-
-def _with_tensor(group: str, label: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return lambda s: s.with_(group, label, tensors={name: change(s.tensors.get(name, NONE))})
-
-
-def _always(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda _: tensor
-
-
-NONE = torch.empty(0)
-
-
-def _rotary(label: str, turn: Callable[[torch.Tensor, int], torch.Tensor], head_dim: int) -> Any:
-    return lambda s: s.with_("rope_layout", label, tensors={n: turn(s.tensors[n], head_dim) for n in (Q, K)})
-
-
-def _interleaved(weight: torch.Tensor, d: int) -> torch.Tensor:
-    """Rows stored as pairs (x0, y0, x1, y1, ...) brought into halves, which is what the module rotates."""
-    return weight.unflatten(0, (-1, d // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def _halved(weight: torch.Tensor, d: int) -> torch.Tensor:
-    """The inverse: rows that were turned from halves into pairs once too often."""
-    return weight.unflatten(0, (-1, 2, d // 2)).transpose(1, 2).flatten(0, 2).contiguous()
-
-
 def _positions(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     """RoPE base, kind and step; attention window."""
     c, facts = base.conventions, context.facts
@@ -238,7 +122,7 @@ def _positions(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     thetas |= {read.conventions.rope_theta for read in context.engines.values()}
     for theta in sorted(thetas - {c.rope_theta}):
         about = "the target's base" if facts and theta == facts.rope_theta else "another base"
-        yield _convention("rope_theta", theta, about)
+        yield convention("rope_theta", theta, about)
     theirs = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, Mapping)} if facts else {}
     kind = str(theirs.pop("rope_type", "default"))
     theirs.pop("rope_theta", None)
@@ -246,9 +130,9 @@ def _positions(base: Specimen, context: Context) -> Iterator[Hypothesis]:
         yield _rope(c.rope_theta, "default", {}, "no scaling of RoPE")
     elif facts and kind != "default":
         yield _rope(facts.rope_theta, kind, theirs, "the target's scaling of RoPE")
-    yield _convention("rope_step", 1 - c.rope_step, "later steps keep the position of the first")
+    yield convention("rope_step", 1 - c.rope_step, "later steps keep the position of the first")
     if c.sliding_window is not None:
-        yield _convention("sliding_window", None, "no attention window")
+        yield convention("sliding_window", None, "no attention window")
 
 
 def _rope(theta: float, kind: str, scaling: Mapping[str, Any], about: str) -> Hypothesis:
@@ -274,7 +158,7 @@ def _ends(base: Specimen, context: Context) -> Iterator[Hypothesis]:
         yield Hypothesis("embedding", "own", "own", _embedding("own", own), about="the stored embedding")
     for scale in (math.sqrt(shape.hidden_size), *((context.facts.embedding_scale,) if context.facts else ()), 1.0):
         if not math.isclose(scale, c.embedding_scale):
-            yield _convention("embedding_scale", scale, "the embedding rows are scaled")
+            yield convention("embedding_scale", scale, "the embedding rows are scaled")
     head = context.head
     if head is not None and head.shape[1] == shape.hidden_size:
         rows = head[base.ids.clamp(min=0)]
@@ -307,41 +191,3 @@ def _shifts(base: Specimen, context: Context) -> Iterator[Hypothesis]:
 def _shifted(group: str, label: str, value: int) -> Callable[[Specimen], Specimen]:
     fields: dict[str, Any] = {group: value}
     return lambda s: s.with_(group, label, **fields)
-
-
-def _names(base: Specimen, context: Context) -> Iterator[Hypothesis]:
-    """A tensor that is missing may lie there under another name: every one that nothing reads and that fits."""
-    wanted = expected_tensors(base.shape, base.conventions)
-    missing = {n: size for n, size in wanted.items() if n not in base.tensors}
-    spare = [n for n in base.tensors if n not in wanted and n not in ("d2t", "t2d", EMBEDDING)]
-    matches = [
-        (name, other, tuple(base.tensors[other].shape) != size)
-        for name, size in missing.items()
-        for other in spare
-        if tuple(base.tensors[other].shape) in (size, size[::-1])
-    ]
-    for name, other, turned in matches[:32]:
-        label = f"{name} = {other}"
-
-        def apply(
-            s: Specimen, name: str = name, other: str = other, turned: bool = turned, label: str = label
-        ) -> Specimen:
-            tensor = s.tensors[other]
-            return s.with_(
-                f"name of {_short(name)}", label, tensors={name: tensor.T.contiguous() if turned else tensor}
-            )
-
-        yield Hypothesis(f"name of {_short(name)}", label, other, apply, about="a tensor under another name")
-
-
-def _reference(base: Specimen, context: Context) -> Iterator[Hypothesis]:
-    """Single tensors of a reference checkpoint in place of this one's."""
-    for name, tensor in context.tensors.items():
-        if base.tensors.get(name) is not tensor:
-            group, label = f"tensor {_short(name)}", "the reference's"
-            yield Hypothesis(group, label, label, _with_tensor(group, label, name, _always(tensor)),
-                             about="the reference holds another tensor here")  # fmt: skip
-
-
-def _short(name: str) -> str:
-    return name.removeprefix(FIRST).removeprefix("self_attn.").removeprefix("mlp.").removesuffix(".weight")

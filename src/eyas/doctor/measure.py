@@ -16,7 +16,7 @@ from ..decode.replay import rounds
 from ..draft.expected import expected_tensors
 from ..machine import choose_precision
 from .evidence import Gain, Paired
-from .hypotheses import Context, Hypothesis
+from .hypothesis import Context, Hypothesis
 from .maps import Aligned, align
 from .material import Material
 from .readings import Readings

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from .evidence import Gain, Paired
-from .hypotheses import Context, Hypothesis, hypotheses
+from .hypotheses import hypotheses
+from .hypothesis import Context, Hypothesis
 from .specimen import Specimen
 from .trial import Bench
 

@@ -13,7 +13,7 @@ from .finding import ORDER, Finding, Severity
 from .groups import GROUPS, group
 
 if TYPE_CHECKING:  # static checks need no torch
-    from .hypotheses import Hypothesis
+    from .hypothesis import Hypothesis
     from .maps import Aligned
     from .measure import Measured, Taken
 
