@@ -111,9 +111,10 @@ def align(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) -> Alig
     # Between the tokens that were seen the map keeps the step of the one before.
     places = torch.arange(size)
     before = (torch.searchsorted(stored, places, right=True) - 1).clamp(min=0)
-    moved = (places + shift[before]).clamp(0, size - 1)
+    moved = places + shift[before]
+    inside = (moved >= 0) & (moved < size)
     ids = torch.full((size,), NOWHERE)
-    ids[moved] = specimen.ids
+    ids[moved[inside]] = specimen.ids[inside]
     ids[stored + shift] = tokens
     return Aligned(ids, int((shift != 0).sum()), len(tokens))
 
