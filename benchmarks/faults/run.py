@@ -101,8 +101,11 @@ def main() -> None:
                 continue
             began, cpu = time.monotonic(), time.process_time()
             with tempfile.TemporaryDirectory() as root:
-                diagnosis = diagnose(broken.write(Path(root) / "draft"), target=target, budget=600)
-            right, why = judge(diagnosis, faults)
+                try:
+                    diagnosis = diagnose(broken.write(Path(root) / "draft"), target=target, budget=600)
+                    right, why = judge(diagnosis, faults)
+                except Exception as error:  # a crash is a wrong answer, and the table goes on
+                    diagnosis, right, why = {"findings": [], "verdict": "crash", "tau": {}}, False, repr(error)
             row = {
                 "draft": name, "faults": list(faults), "right": right, "why": why, "verdict": diagnosis["verdict"],
                 "top": diagnosis["findings"][0]["id"] if diagnosis["findings"] else None,

@@ -20,7 +20,10 @@ def as_read(
 ) -> Specimen | None:
     """`base`, the draft as declared, the way `read` says that the engine runs it; None where it does not start, or its
     taps are not known. embedding, head: the target's."""
-    c = read.conventions
+    try:
+        c = read.conventions
+    except ValueError:  # layers that the target does not have, say: it stops when it looks for them
+        return None
     if c is None:
         return None
     loaded = {key for p in read.parameters.values() for key in p.keys}
