@@ -57,8 +57,8 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
         elif measured.knows_nothing:
             told.append(_nothing(measured))
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
-    last = NOTHING  # says less than any fault that the files show
-    return sorted(told, key=lambda t: (ORDER[t.severity], t.id == last, rank[t.status], -t.weight))
+    last = (NOTHING, "EY-READ")  # they say less than any other fault
+    return sorted(told, key=lambda t: (ORDER[t.severity], t.id in last, rank[t.status], -t.weight))
 
 
 NOTHING = "EY-MEASURED-NOTHING"
@@ -153,7 +153,10 @@ def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
     out = []
     for name, entries in by_group.items():
         g, values = group(name), [e.hypothesis.value for e in entries]
-        suspected = [t for t in told if t.status == "static" and t.convention == name and t.severity is not Severity.OK]
+        static = [t for t in told if t.status == "static" and t.convention == name]
+        if any(t.severity is Severity.ERROR for t in static):
+            continue  # what the files show for certain is not undecided
+        suspected = [t for t in static if t.severity is not Severity.OK]
         odd = bool(suspected) or (name == "taps" and usual is not None and list(usual) in values)
         labels = ", ".join(e.hypothesis.label for e in entries[:6])
         best = max(entries, key=lambda e: e.gain.mean)
