@@ -32,6 +32,8 @@ class Finding:
     remedy: str = ""
     sources: tuple[str, ...] = ()
     """Reports, or engine files and lines, that say so."""
+    convention: str | None = None
+    """The convention or tensor that it is about, where its id does not say so."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

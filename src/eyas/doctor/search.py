@@ -73,15 +73,13 @@ class Search:
             tried = self._round(round_, start, found.best, surprise, tell)
             found.last = [entry for entry, _ in tried]
             found.ledger += found.last
+            found.complete = time.monotonic() <= self.deadline
             chosen = next(((e, after) for e, after in tried if e.verdict == "better"), None)
-            if chosen is not None:
-                self._take(found, [chosen[0].hypothesis], chosen[0].gain, round_)
-                surprise = chosen[1]
-            else:
+            if chosen is None:
                 break
-            surprise = self._drop_needless(round_, found, surprise)
-            if time.monotonic() > self.deadline:
-                found.complete = False
+            self._take(found, [chosen[0].hypothesis], chosen[0].gain, round_)
+            surprise = self._drop_needless(round_, found, chosen[1])
+            if not found.complete:
                 break
         return found
 
@@ -123,16 +121,18 @@ class Search:
 
     def _drop_needless(self, round_: int, found: Found, surprise: torch.Tensor) -> torch.Tensor:
         """Reverse whatever the present reading does as well without; its surprise then."""
-        for h in found.taken[:-1]:
+        candidates = found.taken[:-1]  # the last one was just seen to help
+        while candidates:
+            h = candidates.pop(0)
             rest = [other for other in found.taken if other is not h]
             without = _applied(found.base, rest)
             simpler = self.bench.surprise([without])[0]
             gain = self.paired.gain(simpler, surprise, tests=len(found.taken))
             if not gain.real:
-                found.taken, found.best = rest, without
+                found.taken, found.best, surprise = rest, without, simpler
                 note = "it was a compensation: with the others in place it is not needed"
                 found.ledger.append(Entry(round_, found.start, h, gain, "reversed", note))
-                return simpler
+                candidates = list(rest)
         return surprise
 
     def pairs(self, found: Found, tell: Callable[[str], None] = lambda text: None) -> Found:
@@ -141,12 +141,16 @@ class Search:
         before = self.bench.surprise([base])[0]
         pair = self._pair(base, before, found.last, tell)
         if pair is None:
+            found.complete = time.monotonic() <= self.deadline
             return found
         (first, second), gain, _ = pair
         self._take(found, [first, second], gain, 1, "two at once: neither helps without the other")
         further = self.run(found.start, found.best, tell)
         found.ledger += further.ledger
         found.taken, found.best, found.last = [*found.taken, *further.taken], further.best, further.last
+        found.complete = further.complete
+        if further.taken:
+            self._drop_needless(DEPTH, found, self.bench.surprise([found.best])[0])
         return found
 
     def _pair(

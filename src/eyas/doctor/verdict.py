@@ -65,7 +65,16 @@ NOTHING = "EY-MEASURED-NOTHING"
 
 
 def _static(f: Finding) -> Told:
-    return Told(f.id, "static", f.severity, _concerns(f.id), f.evidence, f.consequence, f.remedy, sources=f.sources)
+    return Told(
+        f.id,
+        "static",
+        f.severity,
+        f.convention or _concerns(f.id),
+        f.evidence,
+        f.consequence,
+        f.remedy,
+        sources=f.sources,
+    )
 
 
 def _concerns(id_: str) -> str | None:

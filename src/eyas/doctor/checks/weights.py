@@ -42,6 +42,7 @@ def check(case: Case) -> Iterator[Finding]:
                 f"{ref.name} is stored as {ref.dtype}, which is no floating point: quantised, or damaged",
                 "Engines refuse it, or read its bits as other numbers",
                 "Export the weights in bfloat16",
+                convention=about(name),
             )
             continue
         rows = _sample(ref.array(), ref.dtype)
@@ -56,6 +57,7 @@ def check(case: Case) -> Iterator[Finding]:
                 "One such number makes every logit NaN: nothing is accepted, or everything",
                 "Take the weights of an earlier checkpoint",
                 ("NVIDIA/TensorRT-LLM#5146", "SafeAILab/EAGLE#69"),
+                about(name),
             )
         elif len(ref.shape) == 2 and not rows.any():
             yield Finding(
@@ -64,6 +66,7 @@ def check(case: Case) -> Iterator[Finding]:
                 f"{ref.name} {list(ref.shape)} is zero in all {len(rows):,} rows that were looked at",
                 "Whatever it should add is lost",
                 "Export the weights of the finished training run",
+                convention=about(name),
             )
         elif len(ref.shape) == 2 and min(rows.shape) >= LEAST and _even(rows):
             fresh.append(name)
@@ -80,7 +83,15 @@ def check(case: Case) -> Iterator[Finding]:
             else "It was never trained, or made anew on the way: acceptance is near zero",
             "Leave the embedding out, or copy the target's" if embedding else "Export the weights of the finished run",
             ("lightseekorg/TorchSpec#38",),
+            about(name),
         )
+
+
+def about(name: str) -> str:
+    """The convention that a tensor belongs to."""
+    ends = {"lm_head.weight": "head", "embed_tokens.weight": "embedding"}
+    short = name.removeprefix("midlayer.").removeprefix("self_attn.").removeprefix("mlp.").removesuffix(".weight")
+    return ends.get(name) or f"tensor {short}"
 
 
 def _sample(values: Array, dtype: str) -> Array:
