@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROWS = 256
 EVEN = 1.15
 """Spread of row or column norms, in units of what chance gives, up to which a matrix looks random."""
-LEAST = 64  # rows and columns below which chance says too little
+LEAST = 96  # rows and columns below which chance says too little
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
