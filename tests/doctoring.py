@@ -9,18 +9,26 @@ What the target chooses after each token is the draft's own argmax at step 0, an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from drafts import make_draft, with_embedding
 from eyas.doctor.hypotheses import Context, Hypothesis, hypotheses
 from eyas.doctor.material import Material
 from eyas.doctor.specimen import Specimen, stored_ids
+from eyas.draft.checkpoint import save_draft
 from eyas.draft.model import Draft
+from eyas.target.facts import read_facts
+from eyas.target.weights import load_ends
 from eyas.vocab import VocabMap
+
+Tensors, Config = dict[str, torch.Tensor], dict[str, Any]
 
 LAYERS = 8  # of the target: taps 0 .. 8 are recorded
 DOCUMENTS, LENGTH, PROMPT = 24, 40, 4
@@ -308,3 +316,24 @@ FAULTS = {
         context=lambda p: {"tensors": {LAYER + "mlp.down_proj.weight": p.draft.midlayer.mlp.down_proj.weight}},
     ),
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- as a directory
+
+
+def save(patient: Patient, folder: Path, target: Path, change: Callable[[Tensors, Config], Any] | None = None) -> Path:
+    """As Eyas writes it; with a change (tensors by canonical name, config.json) as somebody without Eyas has it."""
+    save_draft(patient.draft, patient.vocab_map, folder, facts=read_facts(target))
+    if change is not None:
+        (folder / "eyas.json").unlink()
+        tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+        change(tensors, config)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def patient_of(target: Path, seed: int = 0, **more: Any) -> Patient:
+    """A patient whose embedding is that of `target`, and whose RoPE base is, too, as of a draft made for it."""
+    more.setdefault("rope_theta", read_facts(target).rope_theta)
+    return make_patient(seed, embedding=load_ends(target).embedding.float(), **more)
