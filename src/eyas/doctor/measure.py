@@ -24,8 +24,6 @@ from .search import Entry, Found, Search
 from .specimen import Specimen
 from .trial import Bench
 
-KNOWS = 0.85
-"""Share of a uniform guess's surprise under which a draft knows something. Random weights are above it."""
 SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 512, 2, 16
 CONFIRM_ROWS = 2048
 BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -62,8 +60,8 @@ class Measured:
 
     @property
     def knows_nothing(self) -> bool:
-        """Under no reading that was found do the weights know the text."""
-        return self.controls["best"] > KNOWS * self.controls["knows_nothing"]
+        """Under no reading that was found do the weights know more than how often each token comes."""
+        return self.controls["best"] > self.controls["word_frequencies"]
 
     @property
     def ledger(self) -> list[Entry]:
@@ -122,6 +120,7 @@ def measure(
         "declared": _mean(surprise["declared"]),
         "best": _mean(surprise["best"]),
         **_controls(bench, found.best),
+        "word_frequencies": frequencies(material, sure.rows, sure.document, base.shape.vocab_size),
         "knows_nothing": round(sure.nothing(base), 3),
     }
     if out.knows_nothing and out.taken:
@@ -231,6 +230,18 @@ def delta_tau(before: Sequence[Acceptance], after: Sequence[Acceptance]) -> tupl
     total = counts.sum(0)
     low, high = np.quantile(each, [0.025, 0.975])
     return float(total[2] / total[3] - total[0] / total[1]), float(low), float(high)
+
+
+PRIOR = 200.0  # tokens' worth of the uniform guess that frequencies are mixed with
+
+
+def frequencies(material: Material, rows: torch.Tensor, document: torch.Tensor, vocab: int) -> float:
+    """Surprise of one who knows only how often each token comes, counted on every other document."""
+    labels, learning = material.label(rows, 2), document % 2 == 0
+    counts = torch.bincount(labels[learning], minlength=vocab).double()
+    p = (counts + PRIOR / vocab) / (counts.sum() + PRIOR)
+    judged = labels[~learning] if bool((~learning).any()) else labels
+    return round(float(-p[judged].log().mean()), 4)
 
 
 def _controls(bench: Bench, best: Specimen) -> dict[str, float]:

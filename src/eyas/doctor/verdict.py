@@ -198,8 +198,8 @@ def _nothing(measured: Measured) -> Told:
     controls = measured.controls
     return Told(
         NOTHING, "confirmed", Severity.ERROR, None,
-        f"under no reading do these weights predict the target: {controls['best']:.2f} nats a token at best, random "
-        f"weights have {controls['random_draft']:.2f}, a uniform guess {controls['knows_nothing']:.2f}",
+        f"under no reading do these weights predict the target: {controls['best']:.2f} nats a token at best, token "
+        f"frequencies alone give {controls['word_frequencies']:.2f}, a uniform guess {controls['knows_nothing']:.2f}",
         "Nothing is accepted, whatever the engine",
         "Look for the weights of the finished training run; name one with --reference to find the tensor that is wrong",
     )  # fmt: skip

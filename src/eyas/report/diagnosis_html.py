@@ -34,6 +34,7 @@ CONTROLS = {
     "best": "best reading",
     "shuffled_states": "shuffled states",
     "random_draft": "random draft",
+    "word_frequencies": "token frequencies alone",
     "knows_nothing": "knows nothing",
 }
 NOT_MEASURED = "Not evaluated: this diagnosis holds no such measurement."
