@@ -5,7 +5,7 @@ Measured.of(readings, material, ...)      pytest tests/test_doctor_diagnosis.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from .search import Entry, Found, Search
 from .specimen import Specimen
 from .trial import Bench
 
-SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 512, 2, 16
+SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 384, 2, 16
 CONFIRM_ROWS = 2048
 BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -110,7 +110,8 @@ def measure(
         if twin not in ("declared", "best"):  # what is wrong as declared is told as such
             out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen)
     out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
-    out.taken = [_worth(h, found, sure, paired, surprise["best"], out.taus["best"], k) for h in found.taken]
+    both = {name: (surprise[name], out.taus[name]) for name in ("declared", "best")}
+    out.taken = [_worth(h, found, base, sure, paired, both, k) for h in found.taken]
     # A step that does not hold on all of the text is none.
     for taken in [t for t in out.taken if not t.gain.real]:
         out.taken.remove(taken)
@@ -184,21 +185,19 @@ LEAST_ALIGNED = 0.3
 
 
 def _worth(
-    h: Hypothesis,
-    found: Found,
-    bench: Bench,
-    paired: Paired,
-    best: torch.Tensor,
-    accepted: Sequence[Acceptance],
-    k: int,
-) -> Taken:
+    h: Hypothesis, found: Found, declared: Specimen, bench: Bench, paired: Paired,
+    known: Mapping[str, tuple[torch.Tensor, Sequence[Acceptance]]], k: int,
+) -> Taken:  # fmt: skip
     """The best reading against the same without `h`."""
     without = found.base
     for other in found.taken:
         if other is not h:
             without = other.apply(without)
-    gain = paired.gain(bench.surprise([without])[0], best, len(found.taken))
-    delta, low, high = delta_tau(bench.acceptance(without, k), accepted)
+    best, accepted = known["best"]
+    alone = without is declared  # one fault is the usual case, and costs nothing further
+    before, rounds_before = known["declared"] if alone else (bench.surprise([without])[0], bench.acceptance(without, k))
+    gain = paired.gain(before, best, len(found.taken))
+    delta, low, high = delta_tau(rounds_before, accepted)
     entry = next(e for e in found.ledger if e.hypothesis is h and e.verdict == "taken")
     rivals = [
         e.hypothesis
