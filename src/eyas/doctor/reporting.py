@@ -44,10 +44,10 @@ def report(
     told = verdict.findings([*statics, *extra], measured, usual)
     taus = _taus(measured, k) | {"training": predicted}
     off = _engines_off(readings, measured, taus)
-    told += [*off, *_by_length(measured), *_not_evaluated(missing)]
+    told = verdict.ordered([*told, *off, *_by_length(measured), *_not_evaluated(missing)])
     place = verdict.where(told, measured, taus, served.tau if served else None, [t.id for t in off if
                           t.severity is Severity.ERROR])  # fmt: skip
-    broken = any(t.severity is Severity.ERROR or t.status == "confirmed" for t in told)
+    broken = any(t.severity is Severity.ERROR for t in told)
     engines = list(readings.as_read) if readings else []
     out: dict[str, Any] = {
         "draft": str(draft),
@@ -91,7 +91,7 @@ def _taus(measured: Measured | None, k: int) -> dict[str, float | None]:
 
 def _engines_off(readings: Readings | None, measured: Measured | None, taus: Mapping[str, float | None]) -> list[Told]:
     """Engines that would run the draft worse than it is: errors for those that were named."""
-    from .verdict import Told
+    from .verdict import ENGINE, Told
 
     if readings is None or measured is None:
         return []
@@ -105,7 +105,7 @@ def _engines_off(readings: Readings | None, measured: Measured | None, taus: Map
         points = "; ".join(f"{what} costs {-gain.mean:.3f} nats a token" for what, gain in real[:3])
         out.append(
             Told(
-                "EY-AS-READ", "confirmed" if wanted else "static",
+                ENGINE, "confirmed" if wanted else "static",
                 Severity.ERROR if wanted else Severity.WARNING, real[0][0],
                 f"{name} would run it with an accept length of {tau:.2f} instead of {best:.2f}: {points}",
                 "It serves, and accepts less than this draft is worth", f"eyas export DRAFT --to {name} OUT",

@@ -56,12 +56,17 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
             told.append(_another_map(measured, measured.aligned))
         elif measured.knows_nothing:
             told.append(_nothing(measured))
+    return ordered(told)
+
+
+def ordered(told: Sequence[Told]) -> list[Told]:
+    """The most important first."""
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
     last = (NOTHING, "EY-READ")  # they say less than any other fault
     return sorted(told, key=lambda t: (ORDER[t.severity], t.id in last, rank[t.status], -t.weight))
 
 
-NOTHING = "EY-MEASURED-NOTHING"
+NOTHING, ENGINE = "EY-MEASURED-NOTHING", "EY-AS-READ"
 
 
 def _static(f: Finding) -> Told:
@@ -223,20 +228,22 @@ def where(
     engine_off: Sequence[str],
 ) -> str:  # fmt: skip
     """In which link of the chain it went wrong. taus: declared, best, training, engine names -> accept length."""
-    confirmed = [t for t in told if t.status == "confirmed"]
+    errors = [t for t in told if t.severity is Severity.ERROR]
+    confirmed = [t for t in errors if t.status == "confirmed" and t.id != ENGINE]
+    in_files = any(t.status == "static" and not t.id.startswith(("EY-LAUNCH-", "EY-SERVED-")) for t in errors)
     if any(t.id == NOTHING for t in confirmed):
+        if in_files:
+            return "checkpoint"  # what the files lack is why
         trained = taus.get("training")
         return "export" if trained is not None and trained > 1.15 else "training" if len(confirmed) == 1 else "unknown"
     if confirmed:
         return group(confirmed[0].convention or "").where
-    if any(t.id.startswith("EY-LAUNCH-") and t.severity is Severity.ERROR for t in told):
+    if any(t.id.startswith("EY-LAUNCH-") for t in errors):
         return "launch"
-    if any(t.status == "static" and t.severity is Severity.ERROR for t in told):
+    if in_files:
         return "checkpoint"
     if engine_off:
         return "export"
-    if measured is None:
-        return "unknown" if served is not None else "none"
     declared, trained = taus.get("declared"), taus.get("training")
     if served is not None and declared is not None:
         if served - 1 < 0.75 * (declared - 1):
@@ -244,7 +251,7 @@ def where(
         return "training" if declared < LOW else "none"
     if trained is not None and declared is not None and declared - 1 < 0.75 * (trained - 1):
         return "data"
-    return "none"
+    return "unknown" if errors or (served is not None and measured is None) else "none"
 
 
 LOW = 2.0
