@@ -22,6 +22,8 @@ from ..draft.shape import DraftShape
 from ..errors import BadInput
 from .specimen import EMBEDDING, fitted
 
+ANY_LAYERS = 10_000
+"""Of the target: only so that a draft which leaves its taps out can be read, they do not matter here."""
 FEW = 8
 """More differing tensors than this are another training run, not a fault in one of them."""
 
@@ -54,7 +56,7 @@ def reference(path: str | Path, shape: DraftShape, tensors: Mapping[str, torch.T
 
 
 def _of_draft(path: Path, shape: DraftShape, tensors: Mapping[str, torch.Tensor]) -> Reference:
-    other = interpret(open_folder(path)) if (path / "config.json").is_file() else None
+    other = interpret(open_folder(path), ANY_LAYERS) if (path / "config.json").is_file() else None
     if other is None:
         raise BadInput(f"{path} has no config.json; --reference takes a draft directory or a saved map")
     if other.shape.draft_vocab_size != shape.draft_vocab_size or other.shape.vocab_size != shape.vocab_size:
