@@ -62,7 +62,7 @@ GROUPS = {
     ),
     "hidden_act": Group(
         "EY-MEASURED-ACTIVATION", "the activation of the MLP", "SGLang and vLLM run silu only and stop at any other",
-        "write the activation that fits",
+        "write the activation that fits", ("ACTIVATION",),
     ),
     "rms_norm_offset": Group(
         "EY-MEASURED-NORM-OFFSET", "how norm weights are stored", "every norm multiplies by another weight",

@@ -161,11 +161,13 @@ def _ends(base: Specimen, context: Context) -> Iterator[Hypothesis]:
             yield convention("embedding_scale", scale, "the embedding rows are scaled")
     head = context.head
     if head is not None and head.shape[1] == shape.hidden_size:
-        rows = head[base.ids.clamp(min=0)]
-        yield Hypothesis("head", "target_rows", "target_rows", _head("target_rows", rows),
-                         about="the target's head at the ids of the map")  # fmt: skip
-        yield Hypothesis("head", "first_rows", "first_rows", _head("first_rows", head[: shape.draft_vocab_size]),
-                         about="the first rows of the target's head")  # fmt: skip
+        for label, rows, about in (
+            ("target_rows", head[base.ids.clamp(min=0)], "the target's head at the ids of the map"),
+            ("first_rows", head[: shape.draft_vocab_size], "the first rows of the target's head"),
+        ):
+            held = base.tensors.get(HEAD)
+            if held is None or not torch.equal(rows, held.to(rows.dtype)):
+                yield Hypothesis("head", label, label, _head(label, rows), about=about)
 
 
 def _embedding(label: str, table: torch.Tensor) -> Callable[[Specimen], Specimen]:

@@ -24,7 +24,7 @@ from .specimen import Specimen
 from .trial import Bench
 
 DEPTH = 4
-LEAK = 0.15
+LEAK = 0.2
 """Nats that states of the next token must win: they hold the answer, so any draft may win a little by them."""
 PAIRED = ("layer_input", "qkv", "gate_up", "rope_layout", "transposed", "norm_before_residual", "norm_output", "d2t",
           "taps", "slice_order", "norm_before_fc", "fc_norm", "embedding", "head", "norm_before_head")  # fmt: skip

@@ -20,7 +20,7 @@ TYPED = ("use_cache", "target_hidden_size", "draft_vocab_size", "vocab_size", "h
 
 def check(case: Case) -> Iterator[Finding]:
     """All findings about config.json."""
-    for family in (_taps, _sizes, _norm_flags, _head_flags, _positions, _nulls, _architecture):
+    for family in (_taps, _sizes, _norm_flags, _head_flags, _positions, _activation, _nulls, _architecture):
         yield from family(case)
 
 
@@ -203,6 +203,19 @@ def _positions(case: Case) -> Iterator[Finding]:
             f"max_position_embeddings is {longest:,}, the target's {target.max_position:,}",
             "SGLang refuses to start; vLLM stops drafting past it, counting zeros as drafts",
             "Write the target's, where RoPE does not depend on it (eyas export does)",
+        )
+
+
+def _activation(case: Case) -> Iterator[Finding]:
+    act = case.said("hidden_act")
+    if isinstance(act, str) and act != "silu":
+        yield Finding(
+            "EY-ACTIVATION",
+            Severity.ERROR,
+            f"hidden_act is {act!r}",
+            "SGLang and vLLM run silu only in a draft, and stop at any other",
+            "Write silu where it was trained so, which is what every known trainer does",
+            ("SGLang 0.5.23 llama.py:116", "vLLM 0.32 llama.py:112"),
         )
 
 
