@@ -2,9 +2,10 @@
 
     python benchmarks/faults/run.py DRAFT... --target smollm2 --out table.json [--pairs 30] [--only 'd2t.*']
 
-DRAFT: healthy drafts, of several dialects. Prints the confusion table of docs/doctor.md. Single: right when the top
-finding is about the injected convention (or an equivalence set that holds it) and no other convention is confirmed;
-pair: right when both are among the errors. Healthy: right without any error or confirmed hypothesis.
+DRAFT: healthy drafts, of several dialects. Prints the confusion table of docs/doctor.md; what is in --out is not run
+again. Single: right when the top finding is about the injected convention (or an equivalence set that holds it) and no
+other convention is confirmed; pair: right when both are among the errors. Healthy: right without any error or confirmed
+hypothesis.
 """
 
 from __future__ import annotations
@@ -69,6 +70,29 @@ def judge(diagnosis: dict[str, Any], faults: tuple[str, ...]) -> tuple[bool, str
     return not missed, f"missed {missed}; errors are {[(f['id'], f['convention']) for f in errors]}" if missed else ""
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The confusion table in Markdown: a line a fault, a column a draft; then the wrong answers, and the counts."""
+    drafts = list(dict.fromkeys(r["draft"] for r in rows))
+    found = {(r["draft"], *r["faults"]): r for r in rows}
+    lines = [f"| injected | {' | '.join(drafts)} |", "|---" * (1 + len(drafts)) + "|"]
+    singles = dict.fromkeys(tuple(r["faults"]) for r in rows if len(r["faults"]) < 2)
+    for faults in singles:
+        cells = []
+        for draft in drafts:
+            row = found.get((draft, *faults))
+            said = "" if row is None else f"`{row['top']}`" if faults else row["verdict"]
+            cells.append("" if row is None else said if row["right"] else f"**wrong**: {said}")
+        lines.append(f"| {faults[0] if faults else 'nothing (healthy)'} | {' | '.join(cells)} |")
+    lines.append("")
+    for kind, count in (("healthy", 0), ("single", 1), ("pairs", 2)):
+        mine = [r for r in rows if len(r["faults"]) == count]
+        lines += [f"{kind}: {sum(r['right'] for r in mine)} of {len(mine)} right"] if mine else []
+    lines += [
+        f"wrong: {r['draft']}: {' + '.join(r['faults']) or 'healthy'}: {r['why']}" for r in rows if not r["right"]
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("drafts", nargs="+", type=Path)
@@ -80,7 +104,8 @@ def main() -> None:
     args = parser.parse_args()
     target = resolve_target(args.target)
     every = {draft.name: held(draft, target) for draft in args.drafts}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
+    done = {(row["draft"], *row["faults"]) for row in rows}
     for name, whole in every.items():
         others = [o for n, o in every.items() if n != name]
         maps = [m for o in others if (m := ids_of(o)) is not None and not torch.equal(m, ids_of(whole))]
@@ -95,6 +120,8 @@ def main() -> None:
         cases += random.Random(name).sample(pairs, min(args.pairs, len(pairs)))
         for faults in cases:
             if args.only and not re.search(args.only, " + ".join(faults) or "healthy"):
+                continue
+            if (name, *faults) in done:
                 continue
             broken = whole.copy()
             if any(BY_NAME[f].apply(broken) is None for f in faults):
@@ -117,10 +144,7 @@ def main() -> None:
             args.out.write_text(json.dumps(rows, indent=1))
             print(f"{'ok   ' if right else 'WRONG'} {name:14} {' + '.join(faults) or 'healthy':50} {row['top']} "
                   f"{row['confirmed']} {row['cpu_s']} s  {why}", flush=True)  # fmt: skip
-    for kind, count in (("healthy", 0), ("single", 1), ("pair", 2)):
-        mine = [r for r in rows if len(r["faults"]) == count]
-        if mine:
-            print(f"{kind}: {sum(r['right'] for r in mine)} of {len(mine)} right")
+    print(table(rows))
 
 
 if __name__ == "__main__":
