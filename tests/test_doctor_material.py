@@ -162,5 +162,6 @@ def test_a_probe_becomes_material(probed: Probed):
     assert made.embedding is not None and made.embedding[0].tolist() == [3, 4, 5, 7, 9]
     assert torch.equal(made.embedding[1], probed.inputs.embedding_rows)
     assert math.isnan(made.share_own)  # nobody asked the target
+    assert made.run.tolist() == [0] * 8, "a draft may say what has no embedding here"
     with pytest.raises(BadInput, match="another number of taps than 5"):
         Material.of_probe(probed.folder, (1, 2, 3, 4, 5))

@@ -163,6 +163,8 @@ def test_a_draft_that_knows_nothing():
     assert (f.id, f.status, f.severity) == ("EY-MEASURED-NOTHING", "confirmed", Severity.ERROR)
     assert "5.40 nats a token at best" in f.evidence and "5.70" in f.evidence
     assert findings([], measured(best=3.9)) == []
+    [f] = findings([], measured(best=3.9, random_draft=3.95))
+    assert f.id == "EY-MEASURED-NOTHING", "little text: not even random weights are worse than its frequencies"
 
 
 def test_another_runs_map():
@@ -224,6 +226,7 @@ PLACES: list[tuple[str, str, list[Told], Measured | None, dict, float | None, li
     ("checkpoint", "seen in the files", [told("EY-TENSOR-MISSING")], ANY, GOOD, None, []),
     ("checkpoint", "the files alone show it", [told("EY-D2T-ABSOLUTE")], None, {}, 1.0, []),
     ("export", "an engine reads otherwise", [], ANY, GOOD, None, ["EY-AS-READ"]),
+    ("export", "an engine stops at it", [told("EY-ENGINE")], ANY, GOOD, None, []),
     ("launch", "its command is wrong", [told("EY-LAUNCH-ALGORITHM")], ANY, GOOD, None, []),
     ("launch", "odd flags, little served",
      [told("EY-LAUNCH-STEPS", severity=Severity.WARNING)], ANY, GOOD, 1.4, []),
@@ -263,9 +266,9 @@ def test_an_error_is_named_with_what_it_is_worth():
     assert text.startswith("EY-MEASURED-TAPS (measured): The weights are good and the files say something else")
     assert text.endswith("the accept length goes from 1.02 to 2.61.")
     more = summary([*CONFIRMED, told("EY-X"), told("EY-Y", severity=Severity.INFO)], "checkpoint", ANY, GOOD, None)
-    assert "(measured) and 1 more: " in more and more.endswith("it breaks.")
+    assert "(measured) and 1 more: " in more and more.endswith(". It breaks.")
     files = summary([told("EY-D2T-ABSOLUTE")], "checkpoint", None, {}, None)
-    assert files.startswith("EY-D2T-ABSOLUTE (seen in the files): ") and files.endswith("it breaks.")
+    assert files.startswith("EY-D2T-ABSOLUTE (seen in the files): ") and files.endswith(". It breaks.")
 
 
 def test_an_undertrained_draft_is_called_healthy():

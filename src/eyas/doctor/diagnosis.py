@@ -62,7 +62,8 @@ def diagnose(
     missing: list[dict[str, str]] = []
     material, probe = None, Path(draft) / PROBE
     readings = Readings.open(draft, Path(target) if target else None, engines, launch or {})
-    if readings.reading is not None and not readings.has_target() and probe.is_file():
+    unsupplied = not readings.has_target() or (target is None and features is None)
+    if readings.reading is not None and unsupplied and probe.is_file():
         material = _probe(draft, readings)
     measured = None
     if readings.declared is None:
@@ -160,11 +161,15 @@ def _measure(
     from .hypothesis import Context
     from .measure import measure
     from .reference import Reference, reference
+    from .trial import STEPS
 
     base = readings.declared
     assert base is not None
-    if not any(material.judged(1).tolist()):
-        missing.append({"what": "trials: the text holds no supervised tokens", "supply": "other --features"})
+    judged = material.packing.document[material.judged(STEPS)].unique()
+    if len(judged) < 2:
+        what = "no document with" if not len(judged) else "one document alone with"
+        missing.append({"what": f"trials: the text holds {what} {STEPS + 1} supervised tokens in a row",
+                        "supply": "more or other --features"})  # fmt: skip
         return None
     absent = [t for t in base.slices if t not in material.states]
     if absent:
@@ -183,7 +188,13 @@ def _measure(
         tensors=compared.tensors,
         engines=readings.as_read,
     )
-    return measure(readings, material, context, k=k, device=device, deadline=deadline, tell=tell)
+    measured = measure(readings, material, context, k=k, device=device, deadline=deadline, tell=tell)
+    if material.embedding is not None:
+        missing.append({"what": "accept lengths: the probe holds the embedding of its own text only",
+                        "supply": "--target T"})  # fmt: skip
+    if not measured.found.complete:
+        missing.append({"what": "some hypotheses: the time was over before", "supply": "a longer --budget"})
+    return measured
 
 
 def _predicted(readings: Readings, training: str | Path | None, missing: list[dict[str, str]]) -> float | None:

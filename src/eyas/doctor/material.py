@@ -45,8 +45,11 @@ class Material:
     def run(self) -> torch.Tensor:
         """int64 [N]: how many tokens after row i are, without a gap, text that the target would have chosen itself.
 
-        Only there does a chain of drafts mean what it means in a server; sampled or foreign text breaks it.
+        Only there does a chain of drafts mean what it means in a server; sampled or foreign text breaks it. Nowhere
+        where only the embedding of the text is at hand: a chain reads what the draft said.
         """
+        if self.embedding is not None:
+            return torch.zeros_like(self.ids)
         chosen = torch.cat([self.choice[:1] * 0 + NOT_READ, self.choice[:-1]])  # what the target chose as token i
         own = self.mask & ((chosen == self.ids) | (chosen == NOT_READ))
         own[self.offsets[:-1]] = False

@@ -22,10 +22,12 @@ from .material import Material
 from .readings import Readings
 from .search import Entry, Found, Search
 from .specimen import Specimen
-from .trial import Bench
+from .trial import STEPS, Bench
 
 SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 384, 2, 16
 CONFIRM_ROWS = 2048
+BARELY = 0.97
+"""Share of random weights' surprise that other random weights may reach: on little text frequencies say less yet."""
 BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -60,8 +62,10 @@ class Measured:
 
     @property
     def knows_nothing(self) -> bool:
-        """Under no reading that was found do the weights know more than how often each token comes."""
-        return self.controls["best"] > self.controls["word_frequencies"]
+        """Under no reading that was found do the weights know more than how often each token comes, or than random
+        ones, which know the draft vocabulary."""
+        c = self.controls
+        return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"])
 
     @property
     def ledger(self) -> list[Entry]:
@@ -81,7 +85,8 @@ def measure(
     """Trials of the draft as declared, as engines read it, and under every hypothesis."""
     assert readings.declared is not None
     base = readings.declared
-    few = material.first(_spread(material.documents, SCREEN_DOCUMENTS))
+    judged = material.packing.document[material.judged(STEPS)].unique().tolist()
+    few = material.first([judged[i] for i in _spread(len(judged), SCREEN_DOCUMENTS)])
     quick = getattr(torch, choose_precision("auto", device))
     bench = Bench(few, quick, device, SCREEN_STEPS, SCREEN_ROWS)
     search = Search(bench, context, deadline)
@@ -92,14 +97,14 @@ def measure(
     if not found.best.lacking and all(h.group != "d2t" for h in found.taken) and sure.has_states(found.best):
         aligned = _aligned(Bench(material, quick, device, 1, CONFIRM_ROWS), found.best)
     if aligned is not None:
-        found = search.run("the map that fits", found.best.with_(ids=aligned.ids), tell)
+        found = _further(found, search.run("the map that fits", found.best.with_(ids=aligned.ids), tell), aligned)
     elif not found.taken:
         found = search.pairs(found, tell)
     out = Measured(found, [], aligned=aligned)
     paired = Paired(sure.document)
     surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
     accepted = {"declared": sure.accepted(base, k)}
-    accepted["best"] = sure.accepted(found.best, k) if found.taken else accepted["declared"]
+    accepted["best"] = accepted["declared"] if found.best is base else sure.accepted(found.best, k)
     for name, specimen in readings.as_read.items():
         # What an engine reads is equal to what was declared more often than not: then it is not run again.
         known = {"declared": base, "best": found.best} | {
@@ -130,6 +135,19 @@ def measure(
         out.taken, out.taus["best"] = [], out.taus["declared"]
     out.positions = by_position(material, accepted["best"], k)
     return out
+
+
+def _further(found: Found, further: Found, aligned: Aligned) -> Found:
+    """Both searches as one from the draft as declared, but for its map."""
+    return Found(
+        found.start,
+        found.base.with_(ids=aligned.ids),
+        further.best,
+        [*found.taken, *further.taken],
+        found.ledger + further.ledger,
+        further.last,
+        found.complete and further.complete,
+    )
 
 
 def _costs(bench: Bench, paired: Paired, best: Specimen, read: Specimen) -> list[tuple[str, Gain]]:
@@ -202,7 +220,10 @@ def _worth(
     rivals = [
         e.hypothesis
         for e in found.ledger
-        if e.round == entry.round and e.hypothesis is not h and e.gain.real and e.gain.mean > entry.gain.mean - SAME
+        if (e.start, e.round) == (entry.start, entry.round)
+        and e.hypothesis is not h
+        and e.gain.real
+        and e.gain.mean > entry.gain.mean - SAME
     ]
     return Taken(h, gain, delta, (low, high), rivals)
 

@@ -77,7 +77,16 @@ def report(
         out["served"] = served.to_dict()
     if measured is not None and material is not None and readings is not None:
         out |= _measured_parts(measured, material, readings, engines, k)
-    return out
+    return _plain(out)
+
+
+def _plain(value: Any) -> Any:
+    """Without numbers that JSON does not have: a ratio of no rounds has no value."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _taus(measured: Measured | None, k: int) -> dict[str, float | None]:

@@ -112,16 +112,9 @@ class Bench:
         return tokens, (total - counts[:, None] * (total.sum(0) / len(h))).cpu()
 
     def _tokens(self) -> torch.Tensor:
-        """The token that each row is fed at step 0, by the embedding's own numbering. int64 [N]"""
+        """The token that each row is fed at step 0. int64 [N]"""
         ids = self.material.ids
-        following = torch.cat([ids[1:], ids[-1:]])
-        return self._compact(following)
-
-    def _compact(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.material.embedding is None:
-            return ids
-        known = self.material.embedding[0]
-        return torch.searchsorted(known, ids).clamp(max=len(known) - 1)
+        return torch.cat([ids[1:], ids[-1:]])
 
     def aux(self, specimen: Specimen) -> torch.Tensor:
         """[N, T*H] in the dtype of the bench."""
@@ -155,7 +148,7 @@ class Bench:
     def accepted(self, specimen: Specimen, k: int) -> torch.Tensor:
         """int64 [N]: how many of k drafts the text accepts from each row."""
         material, device = self.material, self.cast.device
-        if specimen.lacking or not self.has_states(specimen) or material.embedding is not None:
+        if specimen.lacking or not self.has_states(specimen):
             return torch.zeros_like(material.ids)
         draft = specimen.module(self.cast)
         return accepted_per_row(

@@ -230,7 +230,8 @@ def where(
     """In which link of the chain it went wrong. taus: declared, best, training, engine names -> accept length."""
     errors = [t for t in told if t.severity is Severity.ERROR]
     confirmed = [t for t in errors if t.status == "confirmed" and t.id != ENGINE]
-    in_files = any(t.status == "static" and not t.id.startswith(("EY-LAUNCH-", "EY-SERVED-")) for t in errors)
+    elsewhere = ("EY-LAUNCH-", "EY-SERVED-", "EY-ENGINE")
+    in_files = any(t.status == "static" and not t.id.startswith(elsewhere) for t in errors)
     if any(t.id == NOTHING for t in confirmed):
         if in_files:
             return "checkpoint"  # what the files lack is why
@@ -242,7 +243,7 @@ def where(
         return "launch"
     if in_files:
         return "checkpoint"
-    if engine_off:
+    if engine_off or any(t.id == "EY-ENGINE" for t in errors):
         return "export"
     declared, trained = taus.get("declared"), taus.get("training")
     if served is not None and declared is not None:
@@ -280,9 +281,8 @@ def summary(
         gain = ""
         if declared is not None and best is not None and best > declared + 0.005:
             gain = f" With what was measured in its place the accept length goes from {declared:.2f} to {best:.2f}."
-        return (
-            f"{first.id} ({sure}){more}: {FORMS.get(place, FORMS['unknown'])}.{gain or ' ' + first.consequence + '.'}"
-        )
+        then = gain or f" {first.consequence[:1].upper()}{first.consequence[1:]}."
+        return f"{first.id} ({sure}){more}: {FORMS.get(place, FORMS['unknown'])}.{then}"
     if place in ("engine", "launch", "export", "data"):
         return f"The draft itself is healthy (replayed accept length {_number(declared)}). {FORMS[place]}."
     if measured is None:
