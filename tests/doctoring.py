@@ -211,7 +211,7 @@ LAYER, ATTENTION = "midlayer.", "midlayer.self_attn."
 QKV = [f"{ATTENTION}{x}_proj.weight" for x in "qkv"]
 NORM_WEIGHTS = [f"{LAYER}{x}.weight" for x in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
 NORM_WEIGHTS.append("norm.weight")
-HEAD_DIM, V = 8, 300
+HEAD_DIM, D, V = 8, 120, 300
 
 
 def _noise(t: torch.Tensor) -> torch.Tensor:
@@ -316,6 +316,14 @@ FAULTS = {
         context=lambda p: {"tensors": {LAYER + "mlp.down_proj.weight": p.draft.midlayer.mlp.down_proj.weight}},
     ),
 }  # fmt: skip
+
+
+def another_run(ids: torch.Tensor, moved: int, seed: int) -> torch.Tensor:
+    """The map of another run: ascending, too, with `moved` of the ids exchanged for others."""
+    generator = torch.Generator().manual_seed(seed)
+    free = torch.tensor(sorted(set(range(V)) - set(ids.tolist())))
+    kept = ids[torch.randperm(len(ids), generator=generator)[moved:]]
+    return torch.cat([kept, free[torch.randperm(len(free), generator=generator)[:moved]]]).sort().values
 
 
 # ---------------------------------------------------------------- as a directory

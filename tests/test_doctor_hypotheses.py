@@ -105,6 +105,7 @@ def test_nothing_is_asked_of_states_that_were_not_recorded():
     slices = [h.apply(who.specimen).slices for h in hypotheses(who.specimen, few)]
     assert {t for s in slices for t in s} <= few.taps
     assert (3, 5, 6) in slices and (1, 3, 4) not in slices
+    assert all(len(set(s)) == 3 for s in slices), "no layer twice"
 
 
 def test_what_the_target_says_becomes_alternatives():

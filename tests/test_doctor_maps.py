@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doctoring import Patient, make_patient
+from doctoring import D, Patient, V, another_run, make_patient
 from eyas.doctor.maps import align, alternatives, inverted, usable
 from eyas.doctor.measure import _aligned
 from eyas.doctor.specimen import NOWHERE, Specimen, stored_ids
 from eyas.doctor.trial import Bench
 
-D, V = 120, 300
 HERE = torch.arange(D)
 
 
@@ -94,14 +93,6 @@ def test_the_inverse_map(patient: Patient):
 
 
 # ---------------------------------------------------------------- another run's map
-
-
-def another_run(ids: torch.Tensor, moved: int, seed: int) -> torch.Tensor:
-    """Both ascending; `moved` ids are others."""
-    generator = torch.Generator().manual_seed(seed)
-    free = torch.tensor(sorted(set(range(V)) - set(ids.tolist())))
-    kept = ids[torch.randperm(D, generator=generator)[moved:]]
-    return torch.cat([kept, free[torch.randperm(len(free), generator=generator)[:moved]]]).sort().values
 
 
 @pytest.mark.parametrize(("seed", "moved"), [(0, 3), (0, 25), (1, 10), (2, 40), (3, 10)])

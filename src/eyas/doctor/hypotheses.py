@@ -65,7 +65,7 @@ def _taps(base: Specimen, context: Context) -> Iterator[Hypothesis]:
     if layers is not None:
         wanted.setdefault((*taps[:-1], layers), "the last layer instead of the highest tap")
     for taps_, about in wanted.items():
-        if taps_ != taps and set(taps_) <= context.taps:
+        if taps_ != taps and set(taps_) <= context.taps and len(set(taps_)) == len(taps_):
             yield _slices("taps", taps_, about)
     if len(taps) <= 3:
         for order in itertools.permutations(range(len(taps))):

@@ -17,7 +17,7 @@ def inverse_frequencies(conventions: Conventions, head_dim: int) -> tuple[torch.
     """
     rot = int(head_dim * conventions.partial_rotary_factor) // 2 * 2
     if conventions.rope_type == "default":
-        exponent = torch.arange(0, rot, 2, dtype=torch.float64) / rot
+        exponent = torch.arange(0, rot, 2, dtype=torch.float64, device="cpu") / rot
         return (1.0 / conventions.rope_theta**exponent).float(), 1.0
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
