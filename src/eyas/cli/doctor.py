@@ -98,6 +98,8 @@ def command(
         trust_remote_code=trust_remote_code,
         tell=_teller(),
     )
+    if folder is not None and target is not None:  # as the user said it
+        diagnosis["next"] = diagnosis["next"].replace(str(folder), target)
     if html is not None:
         from eyas.artifacts import atomic_write
         from eyas.report.diagnosis_html import render

@@ -44,6 +44,8 @@ def report(
     told = verdict.findings([*statics, *extra], measured, usual)
     taus = _taus(measured, k) | {"training": predicted}
     off = _engines_off(readings, measured, taus)
+    measured_too = {(t.evidence.split()[0], t.convention) for t in off}  # what a trial priced is told once
+    told = [t for t in told if t.id != "EY-ENGINE" or (t.evidence.split(":")[0], _field(t)) not in measured_too]
     told = verdict.ordered([*told, *off, *_by_length(measured), *_not_evaluated(missing)])
     place = verdict.where(told, measured, taus, served.tau if served else None, [t.id for t in off if
                           t.severity is Severity.ERROR])  # fmt: skip
@@ -98,8 +100,14 @@ def _taus(measured: Measured | None, k: int) -> dict[str, float | None]:
     return {name: None if math.isnan(tau) else round(tau, 4) for name, tau in taus.items()}
 
 
+def _field(told: Told) -> str:
+    """The convention that a finding of checks.engines begins with: "sglang: norm_before_residual is true, ..." """
+    return told.evidence.partition(": ")[2].split(" ")[0]
+
+
 def _engines_off(readings: Readings | None, measured: Measured | None, taus: Mapping[str, float | None]) -> list[Told]:
     """Engines that would run the draft worse than it is: errors for those that were named."""
+    from ..engines.compare import EXPORT, differences
     from .verdict import ENGINE, Told
 
     if readings is None or measured is None:
@@ -111,13 +119,19 @@ def _engines_off(readings: Readings | None, measured: Measured | None, taus: Map
         if not real or best is None or tau is None or tau > best - 0.02:
             continue
         wanted = name in readings.named
+        ways = (
+            {d.what: d.way_out for d in differences(readings.reading, readings.engines[name])}
+            if readings.reading
+            else {}
+        )
+        way = ways.get(real[0][0], EXPORT)
         points = "; ".join(f"{what} costs {-gain.mean:.3f} nats a token" for what, gain in real[:3])
         out.append(
             Told(
                 ENGINE, "confirmed" if wanted else "static",
                 Severity.ERROR if wanted else Severity.WARNING, real[0][0],
                 f"{name} would run it with an accept length of {tau:.2f} instead of {best:.2f}: {points}",
-                "It serves, and accepts less than this draft is worth", f"eyas export DRAFT --to {name} OUT",
+                "It serves, and accepts less than this draft is worth", way[:1].upper() + way[1:],
                 None, None, [], round(tau - best, 4), None, (), -real[0][1].mean,
             )
         )  # fmt: skip
@@ -222,8 +236,10 @@ def _next(
         if t.severity is Severity.ERROR and mending(t.id) is not None:
             return f"eyas repair {draft} --finding {t.id} --out {draft}-mended"
     for t in told:
-        if t.id == "EY-AS-READ":
+        if t.id == "EY-AS-READ" and "eyas export" in t.remedy:
             return f"eyas export {draft} --to {t.evidence.split()[0]} {draft}-export"
+        if t.id == "EY-AS-READ":
+            return f"eyas inspect {draft} --target {target or 'TARGET'}    # which engines run it as it was trained"
     if measured is None and readings is not None:
         return f"eyas doctor {draft} --target {target or 'TARGET'}"
     if measured is None:
