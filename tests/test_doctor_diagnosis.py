@@ -17,9 +17,11 @@ import torch
 
 from doctoring import Config, D, Patient, Tensors, V, another_run, patient_of, save
 from drafts import write_flat
+from eyas.decode.acceptance import Acceptance
 from eyas.doctor import record as recording
 from eyas.doctor.diagnosis import diagnose
 from eyas.doctor.material import Material
+from eyas.doctor.trial import Bench
 from eyas.draft.probe import ProbeInputs, answer, write_probe
 from eyas.engines.served import from_number
 from eyas.features.layout import FeatureMeta
@@ -73,7 +75,7 @@ def config(**values: Any) -> Callable[[Tensors, Config], None]:
 # ---------------------------------------------------------------- healthy
 
 
-@pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_output": True}, {"fc_norm": True}], ids=str)
+@pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_output": True}], ids=str)
 def test_a_healthy_draft_is_called_healthy(tell, tmp_path: Path, tiny_target: Path, flags: dict[str, Any]):
     who = patient_of(tiny_target, text=TEXT, **flags)
     told = tell(save(who, tmp_path / "d", tiny_target), who)
@@ -211,8 +213,8 @@ def test_a_fault_is_the_first_finding(tell, tmp_path: Path, tiny_target: Path, w
     assert confirmed(told) == wanted
     assert (told["verdict"], told["where"]) == ("faulty", "checkpoint")
     assert [f["convention"] for f in told["findings"][: len(wanted)]] == list(confirmed(told))
-    right = tell(save(who, tmp_path / "right", tiny_target), who)
-    assert told["tau"]["best"] == right["tau"]["declared"] > told["tau"]["declared"]
+    right = Acceptance.merged(Bench(who.material).acceptance(who.specimen), 4).tau
+    assert told["tau"]["best"] == round(right, 4) > told["tau"]["declared"]
     assert "the accept length goes from" in told["summary"]
 
 
@@ -231,8 +233,6 @@ def test_another_runs_map_beside_another_fault(tell, tmp_path: Path, tiny_target
     assert told["tau"]["best"] > told["tau"]["declared"] + 0.5
     starts = {e["from"] for e in told["ledger"]}
     assert starts == {"declared", "the map that fits"}
-    alone = tell(save(who, tmp_path / "a", tiny_target, lambda t, c: t.update(d2t=other.d2t, t2d=other.t2d)), who)
-    assert errors(alone) == ["EY-D2T-OTHER"] and alone["tau"]["best"] > alone["tau"]["declared"] + 0.5
 
 
 def test_a_tensor_that_is_missing_is_why_nothing_is_known(tell, tmp_path: Path, tiny_target: Path, who: Patient):
@@ -307,7 +307,7 @@ def test_a_reference_gives_back_map_and_tensor(tell, tmp_path: Path, tiny_target
     mapped = tell(save(who, tmp_path / "m", tiny_target, strange), who, reference=tmp_path / "vocab_mapping.pt")
     assert confirmed(mapped) == {"d2t": "offsets of vocab_mapping.pt"}
     other = patient_of(tiny_target, 7, text={"documents": 2, "length": 8})
-    run = tell(copy, who, reference=write_flat(tmp_path / "other", other.draft, other.vocab_map))
+    run = tell(copy, who, reference=write_flat(tmp_path / "other", other.draft, other.vocab_map), budget=1e-6)
     assert any("it is another run" in m["what"] for m in run["not_evaluated"])
 
 
@@ -421,7 +421,7 @@ def test_without_target_features_and_probe_the_files_are_all(tell, tmp_path: Pat
 
 
 def test_nothing_is_written_to_the_draft(tell, tmp_path: Path, tiny_target: Path, who: Patient):
-    folder = probed(save(who, tmp_path / "d", tiny_target, two_at_once), who)
+    folder = probed(save(who, tmp_path / "d", tiny_target), who)
     for path in folder.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
 
