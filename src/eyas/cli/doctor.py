@@ -71,6 +71,7 @@ def command(
     from eyas.doctor.diagnosis import diagnose
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
+    from eyas.errors import BadInput, EyasError
 
     for name in engines:
         profile(name)
@@ -81,30 +82,41 @@ def command(
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target)
-    diagnosis = diagnose(
-        draft,
-        target=folder,
-        features=features,
-        engines=engines,
-        reference=reference,
-        training=training,
-        served=served,
-        launch=options(launch),
-        prompts=_prompts(prompts),
-        static=static,
-        budget=_seconds(budget),
-        k=k,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        tell=_teller(),
-    )
+    seconds, requests, flags = _seconds(budget), _prompts(prompts), options(launch)
+    if not static:
+        from eyas.train.inputs import check_device
+
+        check_device(device)
+    try:
+        diagnosis = diagnose(
+            draft,
+            target=folder,
+            features=features,
+            engines=engines,
+            reference=reference,
+            training=training,
+            served=served,
+            launch=flags,
+            prompts=requests,
+            static=static,
+            budget=seconds,
+            k=k,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            tell=_teller(),
+        )
+    except EyasError as error:  # whatever it is: 1 would mean findings
+        raise BadInput(str(error)) from error
     if folder is not None and target is not None:  # as the user said it
         diagnosis["next"] = diagnosis["next"].replace(str(folder), target)
     if html is not None:
         from eyas.artifacts import atomic_write
         from eyas.report.diagnosis_html import render
 
-        atomic_write(html, render(diagnosis))
+        try:
+            atomic_write(html, render(diagnosis))
+        except OSError as error:
+            raise BadInput(f"--html {html} cannot be written ({error.strerror})") from error
     if form == "json":
         click.echo(json.dumps(diagnosis))
     elif form == "github":

@@ -113,7 +113,7 @@ def measure(
         twin = next((n for n, other in known.items() if same(specimen, other)), None)
         accepted[name] = accepted[twin] if twin else sure.accepted(specimen, k)
         if twin not in ("declared", "best"):  # what is wrong as declared is told as such
-            out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen)
+            out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen, base)
     out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
     both = {name: (surprise[name], out.taus[name]) for name in ("declared", "best")}
     out.taken = [_worth(h, found, base, sure, paired, both, k) for h in found.taken]
@@ -150,23 +150,27 @@ def _further(found: Found, further: Found, aligned: Aligned) -> Found:
     )
 
 
-def _costs(bench: Bench, paired: Paired, best: Specimen, read: Specimen) -> list[tuple[str, Gain]]:
-    """What each point costs in which an engine's reading differs from the best one, taken alone; the dearest first."""
+def _costs(bench: Bench, paired: Paired, best: Specimen, read: Specimen, declared: Specimen) -> list[tuple[str, Gain]]:
+    """What each point costs in which an engine's reading differs from the best one, taken alone; the dearest first.
+
+    What it reads as it was declared is no fault of its own.
+    """
     c, names = best.conventions, dict(read.conventions.differences(best.conventions))
+    names = {n: v for n, v in names.items() if n in read.conventions.differences(declared.conventions)}
     singles: dict[str, Specimen] = {}
-    if read.slices != best.slices:
+    if read.slices not in (best.slices, declared.slices):
         singles["taps"] = best.with_(slices=read.slices)
     for name, (theirs, _) in names.items():
         if name not in NOT_RUN:
             trial = best.with_(conventions={name: theirs})
             singles[name] = best.with_(conventions={name: theirs}, tensors=_supplied(trial, read))
-    if not torch.equal(read.ids, best.ids):
+    if not torch.equal(read.ids, best.ids) and not torch.equal(read.ids, declared.ids):
         singles["d2t"] = best.with_(ids=read.ids)
-    if read.embedding is not best.embedding:
+    if read.embedding is not best.embedding and read.embedding is not declared.embedding:
         singles["embedding"] = best.with_(embedding=read.embedding)
     for name in expected_tensors(read.shape, c):
         mine, theirs = best.tensors.get(name), read.tensors.get(name)
-        if mine is not theirs and theirs is not None:
+        if mine is not theirs and theirs is not None and theirs is not declared.tensors.get(name):
             singles[name] = best.with_(tensors={name: theirs})
     base, *others = bench.surprise([best, *singles.values()])
     gains = [(name, paired.gain(base, s, len(singles))) for name, s in zip(singles, others, strict=True)]
