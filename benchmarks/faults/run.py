@@ -64,7 +64,8 @@ def judge(diagnosis: dict[str, Any], faults: tuple[str, ...]) -> tuple[bool, str
         top = found[0] if found else None
         if top is None or not named(top, wanted[0]):
             return False, f"top finding is {top and (top['id'], top['status'], top['convention'])}"
-        others = [f["convention"] for f in found if f["status"] == "confirmed" and not named(f, wanted[0])]
+        confirmed = [f for f in found if f["status"] == "confirmed" and f["convention"]]
+        others = [f["convention"] for f in confirmed if not named(f, wanted[0])]
         return not others, f"also confirmed: {others}" if others else ""
     missed = [name for name, w in zip(faults, wanted, strict=True) if not any(named(f, w) for f in errors)]
     return not missed, f"missed {missed}; errors are {[(f['id'], f['convention']) for f in errors]}" if missed else ""
