@@ -134,8 +134,17 @@ def test_what_is_quantised_is_named_and_a_map_is_not(folder: Path, tmp_path: Pat
     assert "no floating point" in f.evidence
 
 
-def test_a_sample_is_spread_over_all_rows(folder: Path, tmp_path: Path):
+def test_a_single_broken_number_of_a_small_tensor_is_seen(folder: Path, tmp_path: Path):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        matrix = trained(4 * ROWS, 128).to(dtype)
+        matrix[3, 5] = float("inf")
+        [f] = found(folder, tmp_path, **{"extra.weight": matrix})
+        assert f.id == "EY-TENSOR-NAN" and "values: 1 in" in f.evidence
+
+
+def test_a_sample_is_spread_over_all_rows(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A large matrix of which only the end is broken."""
+    monkeypatch.setattr("eyas.doctor.checks.weights.WHOLE", 0)
     rows = 4 * ROWS
     matrix = trained(rows, 128)
     matrix[rows - rows // ROWS :] = float("nan")
