@@ -125,7 +125,7 @@ class Search:
         while candidates:
             h = candidates.pop(0)
             rest = [other for other in found.taken if other is not h]
-            without = _applied(found.base, rest)
+            without = applied(found.base, rest)
             simpler = self.bench.surprise([without])[0]
             gain = self.paired.gain(simpler, surprise, tests=len(found.taken))
             if not gain.real:
@@ -178,7 +178,8 @@ def _verdict(h: Hypothesis, gain: Gain) -> str:
     return "refuted" if gain.worse else "inconclusive"
 
 
-def _applied(base: Specimen, taken: Iterable[Hypothesis]) -> Specimen:
+def applied(base: Specimen, taken: Iterable[Hypothesis]) -> Specimen:
+    """`base` with these substitutions, in their order."""
     for h in taken:
         base = h.apply(base)
     return base

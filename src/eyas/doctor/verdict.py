@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # static checks need no torch
     from .hypothesis import Hypothesis
     from .maps import Aligned
     from .measure import Measured, Taken
+    from .search import Entry
 
 
 @dataclass
@@ -62,8 +63,8 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
 def ordered(told: Sequence[Told]) -> list[Told]:
     """The most important first."""
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
-    last = (NOTHING, "EY-READ")  # they say less than any other fault
-    return sorted(told, key=lambda t: (ORDER[t.severity], t.id in last, rank[t.status], -t.weight))
+    place = {NOTHING: 1, "EY-READ": 1, UNDECIDED: -1}  # the first two say less than any other fault
+    return sorted(told, key=lambda t: (ORDER[t.severity], place.get(t.id, 0), rank[t.status], -t.weight))
 
 
 NOTHING, ENGINE = "EY-MEASURED-NOTHING", "EY-AS-READ"
@@ -100,7 +101,10 @@ def _with_confirmed(told: list[Told], taken: Taken, measured: Measured) -> list[
     if best is not None:
         evidence = f"{best.evidence}. Measured: {evidence}"
     equivalents = [_value(other, h.group) for other in taken.equivalents]
-    if equivalents:
+    if h.group == "head" and measured.found.base.conventions.head == "own":
+        equivalents.append("d2t = the map of this head")
+        evidence += "; head and map do not belong together, and either may be the wrong one"
+    elif equivalents:
         evidence += f"; as well fit {', '.join(map(str, equivalents[:6]))}"
     confirmed = Told(
         best.id if best else g.id, "confirmed", Severity.ERROR, h.group, evidence, best.consequence if best else
@@ -153,7 +157,8 @@ def _acquit(told: list[Told], measured: Measured) -> None:
 
 
 def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
-    """What this draft and this text cannot tell apart: one finding a group."""
+    """What this draft and this text cannot tell apart: a finding for each group that something else speaks against,
+    and one for all the others together."""
     from .evidence import LEAST_GAIN
 
     if measured.knows_nothing:
@@ -164,7 +169,7 @@ def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
         near = e.gain.mean > -LEAST_GAIN / 2 or not e.gain.worse
         if near and e.hypothesis.group not in taken and e.hypothesis.group not in SYMMETRIC:
             by_group.setdefault(e.hypothesis.group, []).append(e)
-    out = []
+    out, rest = [], []
     for name, entries in by_group.items():
         g, values = group(name), [e.hypothesis.value for e in entries]
         static = [t for t in told if t.status == "static" and t.convention == name]
@@ -172,18 +177,21 @@ def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
             continue  # what the files show for certain is not undecided
         suspected = [t for t in static if t.severity is not Severity.OK]
         odd = bool(suspected) or (name == "taps" and usual is not None and list(usual) in values)
+        if not odd:
+            rest += entries
+            continue
         labels = ", ".join(e.hypothesis.label for e in entries[:6])
         best = max(entries, key=lambda e: e.gain.mean)
         evidence = (
             f"{g.what}: {labels} fit as well as what was declared (within {LEAST_GAIN} nats a token), so this draft "
             f"and this text do not decide it"
         )
-        if name == "taps" and odd:
+        if name == "taps":
             evidence += f"; {list(usual)}, the default, is among them" if usual and list(usual) in values else ""
         out.append(
             Told(
                 suspected[0].id if suspected else g.id, "inconclusive",
-                Severity.WARNING if odd else Severity.INFO, name,
+                Severity.WARNING, name,
                 f"{suspected[0].evidence}. Measured: {evidence}" if suspected else evidence, "",
                 "Compare with the training run's settings; more text or a longer trained draft tells more",
                 _declared(best.hypothesis, measured), _declared(best.hypothesis, measured), values,
@@ -192,9 +200,23 @@ def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:
         )  # fmt: skip
         for t in suspected[:1]:
             told.remove(t)
-    return out
+    return out + ([_together(rest, measured)] if rest else [])
 
 
+def _together(entries: Sequence[Entry], measured: Measured) -> Told:
+    """Alternatives that fit as well, of which nothing else makes one likely."""
+    entries = sorted(entries, key=lambda e: -e.gain.mean)
+    names = [f"{e.hypothesis.group} = {e.hypothesis.label}" for e in entries]
+    first = entries[0].hypothesis
+    return Told(
+        UNDECIDED, "inconclusive", Severity.INFO, first.group,
+        f"{len(names)} alternatives fit as well as what was declared, or nearly: {', '.join(names)}",
+        "", "Nothing, while nothing else is wrong; a longer trained draft or more text tells them apart",
+        _declared(first, measured), _declared(first, measured), names, weight=max(0.0, entries[0].gain.mean),
+    )  # fmt: skip
+
+
+UNDECIDED = "EY-UNDECIDED"
 SYMMETRIC = ("embedding_scale",)
 """Where a scale lies under an RMSNorm nothing can be told, and nothing is wrong."""
 
