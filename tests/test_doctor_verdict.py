@@ -176,7 +176,7 @@ def test_the_most_important_comes_first():
     files = [static("EY-ROPE-UNNAMED", Severity.INFO), static("EY-D2T-ZERO-PREFIX", Severity.OK),
              static("EY-FILES-BESIDE", Severity.WARNING), static("EY-TENSOR-MISSING")]  # fmt: skip
     small, large = taken("qkv", "k <-> v", gain=Gain(0.3, 0.2, 0.4)), taken("taps", "1/3/4", gain=Gain(2.0, 1.8, 2.2))
-    found = findings(files, measured(entry("rope_step", "0", SAME), taken=[small, large]))
+    found = findings(files, measured(entry("rope_step", "0", SAME), taken=[large, small]))
     assert [f.id for f in found] == [
         "EY-MEASURED-TAPS", "EY-MEASURED-QKV", "EY-TENSOR-MISSING", "EY-FILES-BESIDE", "EY-UNDECIDED",
         "EY-ROPE-UNNAMED", "EY-D2T-ZERO-PREFIX",

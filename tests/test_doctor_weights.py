@@ -81,7 +81,7 @@ def test_chance_decides_neither_way(folder: Path, tmp_path: Path, seed: int):
     names = {DOWN: (128, 160), HEAD: (120, 128), EMBED: (400, 128)}
     new = {name: fresh(*size, seed=seed) for name, size in names.items()}
     assert {f.convention for f in found(folder, tmp_path, **new)} == {"tensor down_proj", "head", "embedding"}
-    old = {name: trained(*size, seed=seed, uneven=0.15) for name, size in names.items()}
+    old = {name: trained(*size, seed=seed, uneven=0.1) for name, size in names.items()}
     assert found(folder, tmp_path, **old) == []
 
 
