@@ -108,7 +108,19 @@ def measure(
     paired = Paired(sure.document)
     surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
     accepted = {"declared": sure.accepted(base, k)}
-    accepted["best"] = accepted["declared"] if found.best is base else sure.accepted(found.best, k)
+    while True:
+        accepted["best"] = accepted["declared"] if found.best is base else sure.accepted(found.best, k)
+        both = {name: (surprise[name], sure.counted(accepted[name], k)) for name in ("declared", "best")}
+        out.taken = [_worth(h, found, base, sure, paired, both, k) for h in found.taken]
+        unreal = min((t for t in out.taken if not t.gain.real), key=lambda t: t.gain.mean, default=None)
+        if unreal is None:
+            break
+        # A step that does not hold on all of the text is none.
+        found.taken = [h for h in found.taken if h is not unreal.hypothesis]
+        found.best = applied(found.base, found.taken)
+        surprise["best"] = sure.surprise([found.best])[0]
+        note = "it does not hold in float32 on all positions"
+        found.ledger.append(Entry(len(out.taken), found.start, unreal.hypothesis, unreal.gain, "reversed", note))
     for name, specimen in readings.as_read.items():
         # What an engine reads is equal to what was declared more often than not: then it is not run again.
         known = {"declared": base, "best": found.best} | {
@@ -119,13 +131,6 @@ def measure(
         if twin not in ("declared", "best"):  # what is wrong as declared is told as such
             out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen, base)
     out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
-    both = {name: (surprise[name], out.taus[name]) for name in ("declared", "best")}
-    out.taken = [_worth(h, found, base, sure, paired, both, k) for h in found.taken]
-    # A step that does not hold on all of the text is none.
-    for taken in [t for t in out.taken if not t.gain.real]:
-        out.taken.remove(taken)
-        note = "it does not hold in float32 on all positions"
-        found.ledger.append(Entry(len(found.taken), found.start, taken.hypothesis, taken.gain, "reversed", note))
     out.controls = {
         "declared": _mean(surprise["declared"]),
         "best": _mean(surprise["best"]),
