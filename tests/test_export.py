@@ -141,7 +141,7 @@ CASES = {
     "attention bias": ({"attention_bias": True}, {}, {"sglang", "llamacpp", OV}),
     "short window": ({"sliding_window": 64}, {}, {"sglang", "llamacpp", OV}),  # true of longer sequences
     "wide window": ({"sliding_window": 256}, {}, set()),
-    "q/k norms": ({"qk_norm": True}, {}, set(ENGINES)),
+    "q/k norms": ({"qk_norm": True}, {}, {"sglang", "llamacpp", OV}),
     "no norm before the head": ({"norm_before_head": False}, {}, set(ENGINES)),
     "constant RoPE offset": ({"rope_offset": 1}, {}, set()),  # a symmetry
     "logit scale": ({"logit_scale": 2.0}, {}, {"sglang", "llamacpp", OV}),

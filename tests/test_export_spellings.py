@@ -73,7 +73,7 @@ def test_two_layers_keep_both_names_of_their_norm(to: str, tmp_path: Path, tiny_
         ({"taps": (1, 3, 6)}, {}, "eagle", r"taps is \(1, 3, 6\), its config would be read as \(2, 4, 5\)"),
         ({"taps": (1, 2, 4, 5)}, {"num_taps": 4}, "llamacpp", "exactly three"),
         ({"taps": (1, 2, 4, 5)}, {"num_taps": 4}, "specforge", "three taps"),
-        ({"qk_norm": True}, {}, "sglang", "qk_norm"),
+        ({"qk_norm": True}, {}, "sglang", "Eagle3Qwen3ForCausalLM"),
         ({"logit_scale": 0.5}, {}, "speculators", "logit_scale is 0.5"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..draft.dialects.canonical import QK_NORMED
 from . import vllm_mla
 from .fused import LLAMA, llama_layer, under
 from .hf_config import HfConfig
@@ -41,7 +42,6 @@ ACCEPTED = (
     "Eagle3Qwen3vlForCausalLM",
 )
 # The class with norms on the heads of q and k, and without biases but those of q, k and v (qwen3_eagle3.py).
-QK_NORMED = "Eagle3Qwen3ForCausalLM"
 NORMED = (QK_NORMED, "Qwen3ForCausalLM")
 FROM_SPECULATORS = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
 

@@ -10,8 +10,9 @@ from ..finding import Finding, Severity
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = (
-    "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel",
-    "Eagle3DeepseekV2ForCausalLM", "Eagle3MistralLarge3ForCausalLM", "Eagle3MiniMaxM2ForCausalLM",
+    "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3Speculator",
+    "Eagle3DraftModel", "Eagle3DeepseekV2ForCausalLM", "Eagle3MistralLarge3ForCausalLM",
+    "Eagle3MiniMaxM2ForCausalLM",
 )  # fmt: skip
 TYPED = ("use_cache", "target_hidden_size", "draft_vocab_size", "vocab_size", "hidden_size", "num_hidden_layers",
          "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps",

@@ -14,6 +14,7 @@ from ..shape import DraftShape
 from .numbering import sglang_ids
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+QK_NORMED = "Eagle3Qwen3ForCausalLM"  # vLLM's class with norms on the heads of q and k, which no other engine has
 # RoPE kinds whose angles do not depend on max_position_embeddings, so that it may follow the target.
 LENGTH_FREE_ROPE = ("default", "linear", "llama3")
 
@@ -34,7 +35,7 @@ def model_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None) -
     if c.partial_rotary_factor != 1:
         rope["partial_rotary_factor"] = c.partial_rotary_factor
     fields: dict[str, Any] = {
-        "model_type": "llama",
+        "model_type": "qwen3" if c.qk_norm else "llama",  # to vLLM and speculators this says whether q and k are normed
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
@@ -62,7 +63,7 @@ def flat_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
     """What every flat config of a draft has on top of it, also for readers before transformers 5."""
     fields = model_fields(shape, c, facts)
     fields |= {
-        "architectures": [ARCHITECTURE],
+        "architectures": [QK_NORMED if c.qk_norm else ARCHITECTURE],
         "draft_vocab_size": shape.draft_vocab_size,
         "tie_word_embeddings": False,
         "rope_theta": c.rope_theta,

@@ -86,8 +86,7 @@ def speculators(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
             ],
             "verifier": verifier,
         },
-        # Layers of this type, and no others, have norms on the heads of q and k; vLLM chooses its class by it, too.
-        "transformer_layer_config": model_fields(shape, c, facts) | ({"model_type": "qwen3"} if c.qk_norm else {}),
+        "transformer_layer_config": model_fields(shape, c, facts),
     }
 
 
