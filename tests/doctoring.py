@@ -282,6 +282,9 @@ FAULTS = {
     "rotary halves once too often": Fault("rope_layout", "halves", _each(QKV[:2], _unpaired)),
     "rope_theta": Fault("rope_theta", "10000", said(rope_theta=1e6)),
     "rope_type": Fault("rope_type", "default", said(rope_type="linear", rope_scaling={"factor": 8.0})),
+    "rope_type without its numbers": Fault("rope_type", "default", said(rope_type="yarn")),
+    "rope_type unheard of": Fault("rope_type", "default", said(rope_type="bogus", rope_scaling={"factor": 2.0})),
+    "hidden_act unheard of": Fault("hidden_act", "silu", said(hidden_act="silu_and_mul")),
     "rope_step": Fault("rope_step", "1", said(rope_step=0), {"norm_output": True}),
     "window": Fault("sliding_window", "None", said(sliding_window=2)),
     "random embedding stored": Fault(

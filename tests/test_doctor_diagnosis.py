@@ -266,6 +266,47 @@ def test_a_config_that_contradicts_itself_is_diagnosed_all_the_same(tell, tmp_pa
     assert "EY-TAPS-COUNT" in errors(told) and told["tau"]["declared"] > 1.5
 
 
+ODD: dict[str, tuple[Callable[[Tensors, Config], Any], str]] = {
+    "no number": (lambda t, c: t.update({"fc.weight": t["fc.weight"] * float("nan")}), "EY-TENSOR-NAN"),
+    "quantised": (lambda t, c: t.update({"fc.weight": t["fc.weight"].to(torch.int8)}), "EY-TENSOR-DTYPE"),
+    "three dimensions": (lambda t, c: t.update({"lm_head.weight": t["lm_head.weight"][None]}), "EY-TENSOR-SHAPE"),
+    "next to nothing": (lambda t, c: [t.pop(n) for n in list(t) if "fc" not in n], "EY-TENSOR-MISSING"),
+    "huge offsets": (lambda t, c: t.update(d2t=t["d2t"] + 2**62), "EY-D2T-RANGE"),
+    "offsets of one number": (lambda t, c: t.update(d2t=torch.tensor(3)), "EY-D2T-DTYPE"),
+    "no offsets": (lambda t, c: t.update(d2t=torch.zeros(0, dtype=torch.int64)), "EY-D2T-SIZE"),
+    "a short embedding": (lambda t, c: t.update({"embed_tokens.weight": torch.randn(290, 32)}), ""),
+    "a flat embedding": (lambda t, c: t.update({"embed_tokens.weight": torch.randn(300)}), ""),
+    "two layers": (config(num_hidden_layers=2), "EY-TENSOR-MISSING"),
+    "other heads": (config(num_attention_heads=8), "EY-TENSOR-SHAPE"),
+    "another width": (config(hidden_size=64), "EY-TENSOR-SHAPE"),
+    "another target": (config(vocab_size=1000), "EY-VOCAB-TARGET"),
+    "an impossible epsilon": (config(rms_norm_eps=0), "EY-READ"),
+    "layers beyond the target": (config(**{IDS: [2, 4, 99]}), "EY-TAPS-RANGE"),
+    "one layer": (lambda t, c: (c.update({IDS: [4]}), t.update({"fc.weight": t["fc.weight"][:, :32]})), ""),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nothing_is_so_odd_that_the_diagnosis_fails(tell, tmp_path: Path, tiny_target: Path, who: Patient, name: str):
+    change, id_ = ODD[name]
+    told = tell(save(who, tmp_path / "d", tiny_target, change), who, budget=1e-6)
+    assert id_ in [*errors(told), ""]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {"rope_type": "default"}),
+        ({"hidden_act": "swish2"}, {"hidden_act": "silu"}),
+    ],
+)
+def test_what_no_engine_can_compute_is_read_otherwise(tell, tmp_path, tiny_target, who, values, wanted):
+    """Nothing can be run as declared; under another reading everything can."""
+    told = tell(save(who, tmp_path / "d", tiny_target, config(**values)), who)
+    assert confirmed(told) == wanted
+    assert told["tau"]["declared"] == 1.0 and told["tau"]["best"] > 2
+
+
 # ---------------------------------------------------------------- what else is given
 
 

@@ -127,6 +127,8 @@ def test_there_is_nothing_to_align_without_text_of_the_map(patient: Patient):
     outside = (inverted(base) == NOWHERE).nonzero().squeeze(1)[:4]
     nothing = align(outside, torch.rand(4, D), base)
     assert (nothing.moved, nothing.asked) == (0, 0) and torch.equal(nothing.ids, base.ids)
+    dark = align(base.ids[:5], torch.full((5, D), float("nan")), base)
+    assert dark.moved == 0 and torch.equal(dark.ids, base.ids), "of logits that are no numbers"
     whole = make_patient(1, sizes={"draft_vocab_size": V}, text={"documents": 4, "length": 10})
     assert _aligned(Bench(whole.material, steps=1), whole.specimen) is None
     one = Bench(patient.material.first([0]), steps=1)

@@ -57,6 +57,12 @@ def test_what_is_lacking_is_named(patient: Patient):
     assert base.with_(embedding=None).lacking == ("the target's embedding",)
     assert base.with_(embedding=torch.zeros(V, 48)).lacking == ("an embedding 32 wide (it is 48)",)
     assert base.with_(conventions={"norm_before_fc": True}).lacking == ("input_norm.weight [96]",)
+    assert base.with_(conventions={"rope_type": "linear", "rope_scaling": {"factor": 2.0}}).lacking == ()
+    for scaling in ({"rope_type": "linear"}, {"rope_type": "bogus"}):
+        (why,) = base.with_(conventions=scaling).lacking
+        assert why.startswith("whole parameters of RoPE (") and ("factor" in why or "bogus" in why)
+    (why,) = base.with_(conventions={"hidden_act": "swish2"}).lacking
+    assert why == "an activation that Eyas knows (gelu, gelu_pytorch_tanh, relu, silu)"
     with pytest.raises(BadInput, match=r"cannot be run without input_norm\.weight \[96\]"):
         base.with_(conventions={"norm_before_fc": True}).module(Cast(torch.float32))
 

@@ -83,7 +83,7 @@ def align(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) -> Alig
     size = specimen.shape.draft_vocab_size
     stored = inverted(specimen)[tokens]
     known = stored != NOWHERE
-    tokens, light, stored = tokens[known], light[known], stored[known]
+    tokens, light, stored = tokens[known], light[known].nan_to_num(), stored[known]
     order = stored.argsort()
     tokens, light, stored = tokens[order], light[order], stored[order]
     if not len(tokens):

@@ -19,7 +19,7 @@ import torch
 from ..conventions import Conventions
 from ..draft.dialects import Reading
 from ..draft.expected import expected_tensors
-from ..draft.model import Draft
+from ..draft.model import ACTIVATIONS, Draft
 from ..draft.rope import inverse_frequencies
 from ..draft.shape import DraftShape
 from ..errors import BadInput
@@ -61,6 +61,10 @@ class Specimen:
                 out.append(f"{name} {list(size)} (it is {list(held.shape)})")
             elif not held.dtype.is_floating_point:
                 out.append(f"{name} as floating point (it is {held.dtype})")
+        if self.conventions.hidden_act not in ACTIVATIONS:
+            out.append(f"an activation that Eyas knows ({', '.join(sorted(ACTIVATIONS))})")
+        if problem := _rope_problem(self.conventions, self.shape.head_dim):
+            out.append(f"whole parameters of RoPE ({problem})")
         if self.embedding is None:
             out.append("the target's embedding")
         elif self.embedding.shape[1] != self.shape.hidden_size:
@@ -174,6 +178,17 @@ def fitted(ids: torch.Tensor, size: int, vocab: int) -> torch.Tensor:
     ids = ids[:size]
     ids = torch.cat([ids, ids.new_full((size - len(ids),), NOWHERE)])
     return torch.where((ids >= 0) & (ids < vocab), ids, NOWHERE)
+
+
+def _rope_problem(c: Conventions, head_dim: int) -> str:
+    """Why no angles can be computed, "" where they can."""
+    if c.rope_type == "default":
+        return ""
+    try:
+        inverse_frequencies(c, head_dim)
+    except Exception as error:  # a kind or a parameter that transformers or torch refuses, each in its own way
+        return str(error.args[0] if error.args else error)
+    return ""
 
 
 def _hashable(value: Any) -> Any:
