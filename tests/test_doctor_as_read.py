@@ -46,7 +46,7 @@ OFF = [
     ({"sliding_window": 5}, "vllm", {}),
     ({"layer_input": "state_embedding"}, "vllm", {"layer_input": "embedding_state"}),
     ({"norm_before_head": False}, "sglang", {"norm_before_head": True}),
-    ({"qk_norm": True}, "sglang", {"qk_norm": False}),
+    ({"qk_norm": True}, "vllm", {}),
     ({"fc_norm": True, "norm_before_residual": True}, "sglang", {"norm_before_residual": False}),
 ]
 
@@ -79,7 +79,7 @@ def test_what_an_engine_does_not_know_it_leaves_out(tmp_path, tiny_target, flags
     assert theirs > healthy + 0.02 if off else theirs == pytest.approx(healthy, abs=1e-5)
 
 
-@pytest.mark.parametrize(("flags", "engine"), [({"hidden_act": "gelu"}, "vllm"), ({"qk_norm": True}, "vllm")])
+@pytest.mark.parametrize(("flags", "engine"), [({"hidden_act": "gelu"}, "vllm"), ({"qk_norm": True}, "sglang")])
 def test_an_engine_that_does_not_start_runs_nothing(tmp_path, tiny_target, flags, engine):
     readings = read(save(patient(tiny_target, **flags), tmp_path / "d", tiny_target), tiny_target, engine)
     assert readings.as_read == {} and not readings.engines[engine].starts

@@ -128,17 +128,26 @@ def test_another_target_is_another_recording(first: Material, tmp_path: Path, ca
     assert told and len(files(cache)) == before + 1 and not alike(material, first)
 
 
+@pytest.fixture(scope="module")
+def small(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Material, Path]:
+    """A recording of two answers, and its file."""
+    root = tmp_path_factory.mktemp("small")
+    material, _ = recorded(tiny_target, root, positions=20, prompts=PROMPTS[:2])
+    return material, files(root)[0]
+
+
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "without a tensor"])
-def test_a_damaged_recording_is_made_anew(first: Material, tiny_target: Path, tmp_path: Path, damage: str):
+def test_a_damaged_recording_is_made_anew(small, tiny_target: Path, tmp_path: Path, damage: str):
     from safetensors.torch import load_file, save_file
 
-    whole, _ = recorded(tiny_target, tmp_path, positions=20, prompts=PROMPTS[:2])
-    (file,) = files(tmp_path)
-    content, tensors = file.read_bytes(), load_file(file)
+    whole, file = small
+    broken = tmp_path / "recorded" / file.name
+    broken.parent.mkdir()
+    content = file.read_bytes()
     if damage == "without a tensor":
-        save_file({k: v for k, v in tensors.items() if k != "mask"}, file)
+        save_file({k: v for k, v in load_file(file).items() if k != "mask"}, broken)
     else:
-        file.write_bytes({"truncated": content[: len(content) // 2], "garbage": b"x" * 999, "empty": b""}[damage])
+        broken.write_bytes({"truncated": content[: len(content) // 2], "garbage": b"x" * 999, "empty": b""}[damage])
     again, told = recorded(tiny_target, tmp_path, positions=20, prompts=PROMPTS[:2])
     assert len(told) == 1 and alike(again, whole)
     assert recorded(tiny_target, tmp_path, positions=20, prompts=PROMPTS[:2])[1] == []
