@@ -95,19 +95,20 @@ def test_several_faults_at_once_are_all_found(first, second, wanted):
     assert torch.allclose(*bench.surprise([found.best, who.specimen]), atol=1e-4)
 
 
-def test_two_faults_of_which_neither_shows_alone():
+@pytest.mark.parametrize("other", ["fc transposed", "fc under another name"])
+def test_two_faults_of_which_neither_shows_alone(other: str):
     """A map that is wrong hides a tensor that does not fit, and the other way round."""
-    who = patient()
+    who, second = patient(), FAULTS[other]
     ill = FAULTS["d2t absolute in another order"].inject(who)
-    ill = ill.with_(tensors={"fc.weight": ill.tensors["fc.weight"].T.contiguous()})
+    ill = replace(second.inject(who), ids=ill.ids).with_(tensors={"d2t": ill.tensors["d2t"]})
     looking = search(who)
     alone = looking.run("declared", ill)
     assert alone.taken == []
     found = looking.pairs(alone)
-    assert set(names(found)) == {("transposed", "fc"), ("d2t", "sorted absolute")}
+    assert set(names(found)) == {(second.group, second.label), ("d2t", "sorted absolute")}
     notes = {e.note for e in found.ledger if e.verdict == "taken"}
     assert notes == {"two at once: neither helps without the other"}
-    assert found.base is ill and found.best.changed.keys() == {"transposed", "d2t"}
+    assert found.base is ill and found.best.changed.keys() == {second.group, "d2t"}
 
 
 # ---------------------------------------------------------------- on a table of what is known

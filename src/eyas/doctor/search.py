@@ -156,7 +156,7 @@ class Search:
     def _pair(
         self, base: Specimen, before: torch.Tensor, tried: Iterable[Entry], tell: Callable[[str], None]
     ) -> tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None:
-        singles = [e.hypothesis for e in tried if e.hypothesis.group in PAIRED]
+        singles = [e.hypothesis for e in tried if _paired(e.hypothesis.group)]
         if float(before.mean()) < 0.6 * self.bench.nothing(base) or not singles:
             return None
         pairs = [(a, b) for a, b in itertools.combinations(singles, 2) if a.group != b.group]
@@ -170,6 +170,10 @@ class Search:
             if gain.real and (best is None or gain.mean > best[1].mean):
                 best = (a, b), gain, after
         return best
+
+
+def _paired(name: str) -> bool:
+    return name in PAIRED or name.startswith("name of ")
 
 
 def _verdict(h: Hypothesis, gain: Gain) -> str:
