@@ -17,7 +17,7 @@ from ..draft.expected import expected_tensors
 from ..machine import choose_precision
 from .evidence import Gain, Paired
 from .hypothesis import Context, Hypothesis
-from .maps import Aligned, align
+from .maps import Aligned, align, usable
 from .material import Material
 from .readings import Readings
 from .search import Entry, Found, Search, applied
@@ -204,7 +204,7 @@ def _aligned(bench: Bench, best: Specimen) -> Aligned | None:
     if not bool(made.any()) or bool(made.all()):
         return None
     aligned = align(*bench.lit(best, made), best)
-    if not aligned.moved:
+    if not aligned.moved or not usable(aligned.ids):
         return None
     before, after = (s[~made] for s in bench.surprise([best, best.with_(ids=aligned.ids)]))
     gain = Paired(bench.document[~made]).gain(before, after)

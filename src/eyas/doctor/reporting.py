@@ -232,6 +232,8 @@ def _next(
 ) -> str:  # fmt: skip
     from ..repair.operations import mending
 
+    if told and told[0].id == "EY-D2T-OTHER":
+        return f"eyas doctor {draft} --target {target or 'TARGET'} --reference D2T_OF_THE_TRAINING_RUN"
     for t in told:
         if t.severity is Severity.ERROR and mending(t.id) is not None:
             return f"eyas repair {draft} --finding {t.id} --out {draft}-mended"
