@@ -189,6 +189,7 @@ FAULTS: list[tuple[str, Callable[[Tensors, Config], None]]] = [
     ("EY-TIED-PRUNED", config(tie_word_embeddings=True)),
     ("EY-ROPE-UNNAMED", config(rope_theta=..., rope_parameters=...)),
     ("EY-POSITION-SHORT", config(max_position_embeddings=128)),
+    ("EY-FC-TRANSPOSED", tensor("fc.weight", lambda t: t["fc.weight"].T)),
     ("EY-ACTIVATION", config(hidden_act="gelu")),
     ("EY-CONFIG-NULL", config(use_cache=None)),
     ("EY-ARCHITECTURE", config(architectures=["LlamaForCausalLM"])),

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..case import Case
 from ..finding import Finding, Severity
+from .tensors import fc_transposed
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = (
@@ -40,7 +41,8 @@ def _taps(case: Case) -> Iterator[Finding]:
         if min(ids) < -1 or (layers is not None and max(ids) > layers):
             has = f"the target has {layers} layers" if layers else "there is no layer before the first"
             yield _taps_error("RANGE", f"{where} names {ids}; {has}")
-    fc, wide = case.tensors.get("fc.weight"), case.number("target_hidden_size") or case.number("hidden_size")
+    fc = None if fc_transposed(case) else case.tensors.get("fc.weight")
+    wide = case.number("target_hidden_size") or case.number("hidden_size")
     taps = fc.shape[1] // wide if fc and len(fc.shape) == 2 and wide and fc.shape[1] % wide == 0 else None
     if fc and wide and taps is None:
         said_wide = f"fc.weight is {list(fc.shape)}: what it reads is no multiple of the target's width {wide:,}"

@@ -16,6 +16,7 @@ SHOWN = 4
 def check(case: Case) -> Iterator[Finding]:
     """All findings about which tensors there are."""
     yield from _inventory(case)
+    yield from _transposed(case)
     yield from _head(case)
     yield from _norms_never_trained(case)
     yield from _embedding(case)
@@ -55,6 +56,30 @@ def _inventory(case: Case) -> Iterator[Finding]:
             "Engines stop while loading, or read the wrong rows",
             "Correct the config where the tensors are right, which is the usual case",
         )
+
+
+def _transposed(case: Case) -> Iterator[Finding]:
+    if not fc_transposed(case):
+        return
+    fc = case.tensors["fc.weight"]
+    yield Finding(
+        "EY-FC-TRANSPOSED",
+        Severity.ERROR,
+        f"fc.weight is {list(fc.shape)}: stored the other way round, [in, out] instead of [out, in]",
+        "Engines stop while loading, or take the draft for one of a single tap",
+        f"Transpose it: {list(fc.shape[::-1])}",
+        convention="transposed",
+    )
+
+
+def fc_transposed(case: Case) -> bool:
+    """Is fc's output where its input belongs?"""
+    fc, size = case.tensors.get("fc.weight"), case.number("hidden_size")
+    wide = case.number("target_hidden_size") or size
+    if fc is None or len(fc.shape) != 2 or size is None or wide is None:
+        return False
+    rows, columns = fc.shape
+    return columns == size and rows > columns and rows % wide == 0
 
 
 def _head(case: Case) -> Iterator[Finding]:
@@ -97,7 +122,7 @@ def _norms_never_trained(case: Case) -> Iterator[Finding]:
     if ones and len(ones) == len(norms):
         yield Finding(
             "EY-NORM-UNTRAINED",
-            Severity.WARNING,
+            Severity.ERROR,
             f"all {len(norms)} norm weights are exactly 1",
             "The file holds a freshly initialised model: acceptance will be near zero",
             "Export the weights of the finished training run",
