@@ -267,3 +267,35 @@ def test_static_checks_need_no_torch(tmp_path: Path):
         f"import sys; from eyas.doctor.examine import examine; examine({str(out)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---------------------------------------------------------------- the founding story, in its own sizes
+
+
+def test_the_map_of_the_founding_story(tmp_path: Path):
+    """32,000 of 163,840 ids; the first offsets are zero, d2t[1000] = 787: right, broken by a fix, right again."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from kimi import DRAFT, VOCAB, kimi_shaped
+
+    kimi_shaped(tmp_path)  # its weights are a hole in the file
+    places = torch.arange(DRAFT)
+    offsets = torch.where(places <= 1000, (places - 20).clamp(min=0) * 787 // 980, 787 + (places - 1000) * 4)
+    ids = places + offsets
+    assert offsets[:22].tolist() == [0] * 22 and int(offsets[1000]) == 787 and int(ids[-1]) < VOCAB
+    marks = torch.zeros(VOCAB, dtype=torch.uint8)
+    marks[ids] = 1
+
+    def write(d2t: torch.Tensor) -> dict[str, Any]:
+        with open(tmp_path / "model.safetensors", "r+b") as file:
+            begin = 8 + int.from_bytes(file.read(8), "little")
+            file.seek(begin)
+            file.write(d2t.numpy().astype("<i8").tobytes() + marks.numpy().tobytes())
+        return {f.id: f for f in examine(tmp_path) if f.id.startswith("EY-D2T-")}
+
+    found = write(offsets)
+    assert list(found) == ["EY-D2T-ZERO-PREFIX"] and found["EY-D2T-ZERO-PREFIX"].severity is Severity.OK
+    assert "first 22 offsets are zero" in found["EY-D2T-ZERO-PREFIX"].evidence
+    found = write(offsets - places)
+    assert list(found) == ["EY-D2T-TWICE"] and found["EY-D2T-TWICE"].severity is Severity.ERROR
+    assert "exactly the one that t2d marks" in found["EY-D2T-TWICE"].evidence
+    assert list(write(offsets - places + places)) == ["EY-D2T-ZERO-PREFIX"]
