@@ -301,7 +301,7 @@ FAULTS = (
     Fault("hidden_act gelu", ("hidden_act",), _field("hidden_act", "gelu", nested=True)),
     # positions
     Fault("rope_theta 100", ("rope_theta",), _theta(100.0)),
-    Fault("rope_theta 10,000,000", ("rope_theta",), _theta(1e7)),
+    Fault("rope_theta 10,000,000", ("rope_theta",), _theta(1e7), measured=False),
     # ends
     Fault("head missing", ("head",), _drop(r"lm_head\.weight"), measured=False),
     Fault("head untrained", ("head",), _weight(r"lm_head\.weight", _noise)),

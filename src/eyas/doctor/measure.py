@@ -28,6 +28,8 @@ SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 384, 2, 16
 CONFIRM_ROWS = 2048
 BARELY = 0.97
 """Share of random weights' surprise that other random weights may reach: on little text frequencies say less yet."""
+BLIND = 0.1
+"""Nats that a draft must lose when the states of all positions are shuffled; healthy ones lose two."""
 BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -65,7 +67,12 @@ class Measured:
         """Under no reading that was found do the weights know more than how often each token comes, or than random
         ones, which know the draft vocabulary."""
         c = self.controls
-        return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"])
+        return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"]) or self.blind
+
+    @property
+    def blind(self) -> bool:
+        """Does it make next to no difference which states it is fed? Then it only counts what follows which token."""
+        return self.controls["states_are_worth"] < BLIND
 
     @property
     def ledger(self) -> list[Entry]:
@@ -89,7 +96,7 @@ def measure(
     few = material.first([judged[i] for i in _spread(len(judged), SCREEN_DOCUMENTS)])
     quick = getattr(torch, choose_precision("auto", device))
     bench = Bench(few, quick, device, SCREEN_STEPS, SCREEN_ROWS)
-    search = Search(bench, context, deadline)
+    search = Search(bench, context, deadline, Bench(material, quick, device, SCREEN_STEPS, CONFIRM_ROWS))
     found = search.run("declared", base, tell=tell)
     tell("confirming in float32")
     sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
@@ -291,7 +298,8 @@ def _controls(bench: Bench, best: Specimen) -> dict[str, float]:
         for name, t in best.tensors.items() if t.dtype.is_floating_point
     }  # fmt: skip
     return {
-        "shuffled_states": _mean(blind.surprise([best])[0]),
+        "shuffled_states": (shuffled_ := _mean(blind.surprise([best])[0])),
+        "states_are_worth": round(shuffled_ - _mean(bench.surprise([best])[0]), 4),
         "random_draft": _mean(bench.surprise([best.with_(tensors=random)])[0]),
     }
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ..draft.dialects import Reading, interpret
-from ..draft.files import DraftFolder
+from ..draft.dialects.keys import canonical_name
+from ..draft.files import DraftFolder, TensorRef
 from ..engines.compare import differences
 from ..engines.profiles import Profile, profile
 from ..engines.reading import EngineReading, Seen
@@ -26,6 +27,7 @@ from ..target.weights import Ends, load_ends
 from .as_read import as_read
 from .case import Case
 from .checks.config import IDS
+from .checks.tensors import fc_transposed
 from .specimen import Specimen, declared
 
 SERVERS = ("sglang", "vllm")
@@ -61,8 +63,8 @@ class Readings:
         case = Case.open(path, facts, launch=launch)
         named = tuple(name.partition("@")[0] for name in engines)
         out = cls(case, case.reading, facts=facts, refusal=case.refusal, named=named)
-        if out.reading is None:
-            out.reading, out.salvaged = _salvage(case.folder, facts)
+        if out.reading is None or fc_transposed(case):
+            out.reading, out.salvaged = _salvage(case)
         for p in profiles:
             out.engines[p.engine] = p.read(Seen(case.folder, facts, launch))
         if out.reading is None or out.reading.conventions.attention != "gqa":
@@ -93,17 +95,32 @@ class Readings:
         return self.declared is not None and self.declared.embedding is not None
 
 
-def _salvage(folder: DraftFolder, facts: TargetFacts | None) -> tuple[Reading | None, str]:
-    """A reading without the layer ids, which contradict `fc` most often; (None, "") where that does not help."""
+def _salvage(case: Case) -> tuple[Reading | None, str]:
+    """A reading without what contradicts itself: fc turned round, the layer ids left out; (None, "") if none helps."""
+    folder = case.folder
+    turned = _turned(folder) if fc_transposed(case) else folder
     config = {key: value for key, value in folder.config.items() if key != IDS}
     nested = config.get("eagle_config")
     if isinstance(nested, Mapping):
         config["eagle_config"] = {key: value for key, value in nested.items() if key != IDS}
-    layers = facts.num_layers if facts else None
-    try:
-        return interpret(replace(folder, config=config), layers), IDS
-    except BadInput:
-        return None, ""
+    layers = case.facts.num_layers if case.facts else None
+    for other, without in ((turned, ""), (replace(turned, config=config), IDS)):
+        try:
+            return interpret(other, layers), without or "fc.weight"
+        except BadInput:
+            continue
+    return None, ""
+
+
+def _turned(folder: DraftFolder) -> DraftFolder:
+    """The same with fc.weight transposed."""
+
+    def turn(ref: TensorRef) -> TensorRef:
+        load, array = ref.load, ref.array
+        return replace(ref, shape=ref.shape[::-1], load=lambda: load().T.contiguous(), array=lambda: array().T)
+
+    tensors = {n: turn(ref) if canonical_name(n) == "fc.weight" else ref for n, ref in folder.tensors.items()}
+    return replace(folder, tensors=tensors)
 
 
 __all__ = ["Profile", "Readings"]

@@ -12,18 +12,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from .evidence import Gain, Paired
+from .evidence import LEAST_GAIN, Gain, Paired
 from .hypotheses import hypotheses
 from .hypothesis import Context, Hypothesis
 from .specimen import Specimen
 from .trial import Bench
 
 DEPTH = 4
+UNSURE = 4
 LEAK = 0.2
 """Nats that states of the next token must win: they hold the answer, so any draft may win a little by them."""
 PAIRED = ("layer_input", "qkv", "gate_up", "rope_layout", "transposed", "norm_before_residual", "norm_output", "d2t",
@@ -61,8 +62,11 @@ class Found:
 class Search:
     """One bench and what alternatives are made of."""
 
-    def __init__(self, bench: Bench, context: Context, deadline: float = float("inf")) -> None:
-        self.bench, self.context, self.deadline = bench, context, deadline
+    def __init__(
+        self, bench: Bench, context: Context, deadline: float = float("inf"), wide: Bench | None = None
+    ) -> None:
+        """wide: more text, on which what looks better and is not certain on `bench` gets a second look."""
+        self.bench, self.context, self.deadline, self.wide = bench, context, deadline, wide
         self.paired = Paired(bench.document)
 
     def run(self, start: str, base: Specimen, tell: Callable[[str], None] = lambda text: None) -> Found:
@@ -75,6 +79,8 @@ class Search:
             found.ledger += found.last
             found.complete = time.monotonic() <= self.deadline
             chosen = next(((e, after) for e, after in tried if e.verdict == "better"), None)
+            if chosen is None:
+                chosen = self._second_look(found.best, tried)
             if chosen is None:
                 break
             self._take(found, [chosen[0].hypothesis], chosen[0].gain, round_)
@@ -104,6 +110,24 @@ class Search:
             gain = self.paired.gain(before, after, tests=len(all_))
             out.append((Entry(round_, start, h, gain, _verdict(h, gain)), after))
         return sorted(out, key=lambda pair: -pair[0].gain.mean)
+
+    def _second_look(
+        self, base: Specimen, tried: list[tuple[Entry, torch.Tensor]]
+    ) -> tuple[Entry, torch.Tensor] | None:
+        """The best of what would be worth taking and is not certain yet, where more text makes it certain."""
+        unsure = [(e, after) for e, after in tried if e.verdict == "inconclusive" and e.gain.mean >= LEAST_GAIN][
+            :UNSURE
+        ]
+        if self.wide is None or not unsure or time.monotonic() > self.deadline:
+            return None
+        before, *others = self.wide.surprise([base, *(e.hypothesis.apply(base) for e, _ in unsure)])
+        paired = Paired(self.wide.document)
+        best: tuple[Entry, torch.Tensor] | None = None
+        for (e, after), surprise in zip(unsure, others, strict=True):
+            gain = paired.gain(before, surprise, len(tried))
+            if _verdict(e.hypothesis, gain) == "better" and (best is None or gain.mean > best[0].gain.mean):
+                best = replace(e, gain=gain), after
+        return best
 
     def _measure(self, specimens: list[Specimen]) -> list[torch.Tensor | None]:
         """Surprise of each, None for those whose states were not recorded or for which there was no time."""

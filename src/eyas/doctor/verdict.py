@@ -63,11 +63,11 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
 def ordered(told: Sequence[Told]) -> list[Told]:
     """The most important first."""
     rank = {"confirmed": 0, "static": 1, "inconclusive": 2, "not_evaluated": 3, "refuted": 4}
-    place = {NOTHING: 1, "EY-READ": 1, UNDECIDED: -1}  # the first two say less than any other fault
+    place = {NOTHING: 1, BLIND: 1, "EY-READ": 1, UNDECIDED: -1}  # the first two say less than any other fault
     return sorted(told, key=lambda t: (ORDER[t.severity], place.get(t.id, 0), rank[t.status], -t.weight))
 
 
-NOTHING, ENGINE = "EY-MEASURED-NOTHING", "EY-AS-READ"
+NOTHING, BLIND, ENGINE = "EY-MEASURED-NOTHING", "EY-MEASURED-BLIND", "EY-AS-READ"
 
 
 def _static(f: Finding) -> Told:
@@ -223,6 +223,14 @@ SYMMETRIC = ("embedding_scale",)
 
 def _nothing(measured: Measured) -> Told:
     controls = measured.controls
+    if measured.blind and controls["best"] < controls["word_frequencies"]:
+        return Told(
+            BLIND, "confirmed", Severity.ERROR, None,
+            f"the draft does not use the target's states: with those of other positions in their place it loses "
+            f"{controls['states_are_worth']:.2f} nats a token, healthy drafts lose about two",
+            "It drafts what often follows a token, and little is accepted",
+            "Look for what stands between the states and the layer: fc, hidden_norm, the halves of q, k and v",
+        )  # fmt: skip
     return Told(
         NOTHING, "confirmed", Severity.ERROR, None,
         f"under no reading do these weights predict the target: {controls['best']:.2f} nats a token at best, token "
@@ -254,7 +262,7 @@ def where(
     confirmed = [t for t in errors if t.status == "confirmed" and t.id != ENGINE]
     elsewhere = ("EY-LAUNCH-", "EY-SERVED-", "EY-ENGINE")
     in_files = any(t.status == "static" and not t.id.startswith(elsewhere) for t in errors)
-    if any(t.id == NOTHING for t in confirmed):
+    if any(t.id in (NOTHING, BLIND) for t in confirmed):
         if in_files:
             return "checkpoint"  # what the files lack is why
         trained = taus.get("training")
