@@ -279,3 +279,23 @@ def test_the_deadline(play, monkeypatch: pytest.MonkeyPatch):
     found = run(late)
     assert found.complete
     assert late.pairs(found).taken == [] and not found.complete
+
+
+def test_what_is_not_certain_gets_a_second_look_on_more_text(play):
+    class Noisy(Table):
+        """The same, with so little text that a gain of 0.3 is not certain."""
+
+        def surprise(self, toys: Iterable[Toy]) -> torch.Tensor:
+            toys = list(toys)
+            swing = torch.where(self.document % 2 == 0, 1.5, -1.5)[:, None]
+            return super().surprise(toys) + torch.stack([swing * len(t.on) for t in toys])
+
+    nats = {"": 4.0, "a": 3.7}
+    search = play(nats)
+    exact, search.bench = search.bench, Noisy(search.bench.nats)
+    found = search.run("declared", Toy())
+    assert [e.verdict for e in found.ledger] == ["inconclusive"] and found.ledger[0].gain.mean > 0.02
+    search.wide = exact
+    found = search.run("declared", Toy())
+    assert [h.group for h in found.taken] == ["a"]
+    assert found.ledger[1].verdict == "taken" and found.ledger[1].gain.real

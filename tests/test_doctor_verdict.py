@@ -21,7 +21,7 @@ from eyas.doctor.verdict import FORMS, LOW, Told, findings, summary, where
 
 BASE = make_patient(text={"documents": 2, "length": 8}).specimen
 CONTROLS = {"declared": 1.0, "best": 1.0, "shuffled_states": 4.0, "random_draft": 5.6, "word_frequencies": 4.0,
-            "knows_nothing": 5.7}  # fmt: skip
+            "knows_nothing": 5.7, "states_are_worth": 2.0}  # fmt: skip
 WORSE, SAME, BETTER = Gain(-1.0, -1.2, -0.8), Gain(0.001, -0.01, 0.012), Gain(1.5, 1.2, 1.8)
 
 
@@ -163,6 +163,15 @@ def test_a_draft_that_knows_nothing():
     assert findings([], measured(best=3.9)) == []
     [f] = findings([], measured(best=3.9, random_draft=3.95))
     assert f.id == "EY-MEASURED-NOTHING", "little text: not even random weights are worse than its frequencies"
+
+
+def test_a_draft_that_does_not_use_its_states():
+    [f] = findings([], measured(entry("qkv", "k <-> v", SAME), states_are_worth=0.04))
+    assert (f.id, f.status, f.severity) == ("EY-MEASURED-BLIND", "confirmed", Severity.ERROR)
+    assert "0.04 nats a token" in f.evidence
+    files = [static("EY-TENSOR-FRESH", convention="tensor fc")]
+    assert [f.id for f in findings(files, measured(states_are_worth=0.04))] == ["EY-TENSOR-FRESH", "EY-MEASURED-BLIND"]
+    assert findings([], measured(states_are_worth=0.2)) == []
 
 
 def test_another_runs_map():
