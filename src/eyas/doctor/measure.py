@@ -64,10 +64,14 @@ class Measured:
 
     @property
     def knows_nothing(self) -> bool:
-        """Under no reading that was found do the weights know more than how often each token comes, or than random
-        ones, which know the draft vocabulary."""
+        """Under no reading that was found do the weights know the text: nothing can be confirmed then."""
+        return self.worthless or self.blind
+
+    @property
+    def worthless(self) -> bool:
+        """Do they know no more than how often each token comes, or than random ones, which know the draft vocabulary?"""
         c = self.controls
-        return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"]) or self.blind
+        return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"])
 
     @property
     def blind(self) -> bool:

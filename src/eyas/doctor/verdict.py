@@ -223,7 +223,7 @@ SYMMETRIC = ("embedding_scale",)
 
 def _nothing(measured: Measured) -> Told:
     controls = measured.controls
-    if measured.blind and controls["best"] < controls["word_frequencies"]:
+    if measured.blind and not measured.worthless:
         return Told(
             BLIND, "confirmed", Severity.ERROR, None,
             f"the draft does not use the target's states: with those of other positions in their place it loses "
