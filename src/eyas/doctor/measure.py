@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def worthless(self) -> bool:
-        """Do they know no more than how often each token comes, or than random ones, which know the draft vocabulary?"""
+        """Do they know no more than how often each token comes, or than random ones, which know which ids there are?"""
         c = self.controls
         return c["best"] > min(c["word_frequencies"], BARELY * c["random_draft"])
 
