@@ -4,7 +4,7 @@
 
 DRAFT: healthy drafts, of several dialects. Prints the confusion table of docs/doctor.md; what is in --out is not run
 again. Single: right when the top finding is about the injected convention (or an equivalence set that holds it) and no
-other convention is confirmed; pair: right when both are among the errors. Healthy: right without any error or confirmed
+other convention is confirmed; pair: right when both are among the errors or in an equivalence set. Healthy: right without any error or confirmed
 hypothesis.
 """
 
@@ -67,7 +67,8 @@ def judge(diagnosis: dict[str, Any], faults: tuple[str, ...]) -> tuple[bool, str
         confirmed = [f for f in found if f["status"] == "confirmed" and f["convention"]]
         others = [f["convention"] for f in confirmed if not named(f, wanted[0])]
         return not others, f"also confirmed: {others}" if others else ""
-    missed = [name for name, w in zip(faults, wanted, strict=True) if not any(named(f, w) for f in errors)]
+    undecided = [f for f in found if f["status"] == "inconclusive"]  # equivalence sets
+    missed = [name for name, w in zip(faults, wanted, strict=True) if not any(named(f, w) for f in errors + undecided)]
     return not missed, f"missed {missed}; errors are {[(f['id'], f['convention']) for f in errors]}" if missed else ""
 
 
