@@ -4,8 +4,8 @@
 
 DRAFT: healthy drafts, of several dialects. Prints the confusion table of docs/doctor.md; what is in --out is not run
 again. Single: right when the top finding is about the injected convention (or an equivalence set that holds it) and no
-other convention is confirmed; pair: right when both are among the errors or in an equivalence set. Healthy: right without any error or confirmed
-hypothesis.
+other convention is confirmed; pair: right when both are among the errors, or in an equivalence set. Healthy: right
+without any error or confirmed hypothesis.
 """
 
 from __future__ import annotations
