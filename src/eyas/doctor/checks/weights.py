@@ -1,7 +1,7 @@
 """The weights themselves, a few hundred rows of each: never trained, all the same, not a number.
 
 Random initialisation draws every number alike, so the norms of rows (and of columns) differ by chance only: by
-1/sqrt(2n) of themselves for n normal numbers each. Training moves rows and columns apart; after a thousand steps one of
+1/sqrt(2n) of themselves for n normal numbers each. Training moves rows and columns apart; one of
 the two differs by at least 1.4 times that in every matrix of the healthy drafts at hand (docs/experiments.md).
 """
 
