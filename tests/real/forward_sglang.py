@@ -8,7 +8,6 @@ id further than the states, what the logits processor returned as the next state
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,11 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import sglang
 import torch
 from forward_rows import Rows
+from load_report_sglang import start
 from reporting import Report, main
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.distributed import bootstrap
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.moe.utils import draft_model_build_scope
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
@@ -31,25 +30,11 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.model_loader.loader import get_model_loader
 from sglang.srt.models import registry  # noqa: F401  imports every model's module, once, before the forks
-from sglang.srt.runtime_context import SpawnRanks, publish
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput
 
 
 def forward(report: Report, draft: Path, target: Path) -> None:
-    arguments = ServerArgs(
-        model_path=str(target), speculative_algorithm="EAGLE3", speculative_draft_model_path=str(draft),
-        speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4, device="cpu",
-        dtype="float32", attention_backend="torch_native", sampling_backend="pytorch", grammar_backend="none",
-        disable_cuda_graph=True, mem_fraction_static=0.3,
-    )  # fmt: skip
-    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    bootstrap.init_parallel_runtime(server_args=arguments, device="cpu", dist_port=port)
-    of_target = ModelConfig.from_server_args(arguments)
-    bootstrap.init_layer_runtime(model_config=of_target)
+    arguments, of_target = start(draft, target)
     config = ModelConfig.from_server_args(
         arguments, model_path=str(draft), is_draft_model=True, context_length=of_target.context_len
     )

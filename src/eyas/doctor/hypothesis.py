@@ -25,8 +25,6 @@ class Hypothesis:
     """It changes ids or labels only, so it shares the forward of what it is applied to."""
     about: str = ""
     """What it would mean, in words."""
-    fault: bool = True
-    """False for a control that only gives the scale."""
 
 
 @dataclass(frozen=True)

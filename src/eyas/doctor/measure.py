@@ -15,7 +15,7 @@ from ..decode.acceptance import Acceptance, interval
 from ..decode.replay import rounds
 from ..draft.expected import expected_tensors
 from ..machine import choose_precision
-from .evidence import Gain, Paired
+from .evidence import LEAST_GAIN, Gain, Paired
 from .hypothesis import Context, Hypothesis
 from .maps import Aligned, align, usable
 from .material import Material
@@ -247,13 +247,9 @@ def _worth(
         if (e.start, e.round) == (entry.start, entry.round)
         and e.hypothesis is not h
         and e.gain.real
-        and e.gain.mean > entry.gain.mean - SAME
+        and e.gain.mean > entry.gain.mean - LEAST_GAIN
     ]
     return Taken(h, gain, delta, (low, high), rivals)
-
-
-SAME = 0.02
-"""Nats within which two readings fit equally well."""
 
 
 def delta_tau(before: Sequence[Acceptance], after: Sequence[Acceptance]) -> tuple[float, float, float]:

@@ -19,7 +19,7 @@ from ..draft.dialects import Reading, interpret
 from ..draft.dialects.keys import canonical_name
 from ..draft.files import DraftFolder, TensorRef
 from ..engines.compare import differences
-from ..engines.profiles import Profile, profile
+from ..engines.profiles import profile
 from ..engines.reading import EngineReading, Seen
 from ..errors import BadInput
 from ..target.facts import TargetFacts, read_facts
@@ -121,6 +121,3 @@ def _turned(folder: DraftFolder) -> DraftFolder:
 
     tensors = {n: turn(ref) if canonical_name(n) == "fc.weight" else ref for n, ref in folder.tensors.items()}
     return replace(folder, tensors=tensors)
-
-
-__all__ = ["Profile", "Readings"]

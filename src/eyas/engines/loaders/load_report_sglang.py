@@ -42,7 +42,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 FLAGS = ("norm_output", "norm_before_fc", "input_norm", "fc_norm", "num_aux_hidden_states", "hidden_size_in")
 
 
-def load(report: Report, draft: Path, target: Path) -> None:
+def start(draft: Path, target: Path) -> tuple[ServerArgs, ModelConfig]:
+    """SGLang ready to build models on a CPU: its arguments, and the target's config."""
     arguments = ServerArgs(
         model_path=str(target), speculative_algorithm="EAGLE3", speculative_draft_model_path=str(draft),
         speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4, device="cpu",
@@ -53,6 +54,11 @@ def load(report: Report, draft: Path, target: Path) -> None:
     bootstrap.init_parallel_runtime(server_args=arguments, device="cpu", dist_port=free_port())
     of_target = ModelConfig.from_server_args(arguments)
     bootstrap.init_layer_runtime(model_config=of_target)
+    return arguments, of_target
+
+
+def load(report: Report, draft: Path, target: Path) -> None:
+    arguments, of_target = start(draft, target)
     taps = told_to_capture(arguments, of_target)
     report.fields["taps"] = taps.eagle_aux_hidden_state_layer_ids
     report.fields["flags"]["use_aux_hidden_state"] = bool(taps.eagle_use_aux_hidden_state)
