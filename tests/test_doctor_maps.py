@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from doctoring import D, Patient, V, another_run, make_patient
-from eyas.doctor.maps import align, alternatives, inverted, usable
+from eyas.doctor.maps import align, align_freely, alternatives, inverted, of_head, usable
 from eyas.doctor.measure import _aligned
 from eyas.doctor.specimen import NOWHERE, Specimen, stored_ids
 from eyas.doctor.trial import Bench
@@ -146,3 +146,48 @@ def test_a_token_that_lights_up_elsewhere_takes_its_neighbours_along(patient: Pa
     found = align(tokens, light, shifted)
     assert found.moved == 4
     assert torch.equal(found.ids[20:120], base.ids[20:120])
+
+
+# ---------------------------------------------------------------- maps of which the stored one says nothing
+
+
+def test_a_map_of_another_vocabulary_is_found_again_where_the_text_has_its_tokens(patient: Patient):
+    right = patient.specimen
+    other = torch.randperm(V, generator=torch.Generator().manual_seed(3))[:D].sort().values
+    bench = Bench(patient.material, steps=1)
+    tokens, light = bench.lit(right.with_(ids=other), torch.ones(len(bench.rows), dtype=torch.bool))
+    found = align_freely(tokens, light, right.with_(ids=other))
+    somewhere = (found.ids != NOWHERE).nonzero().squeeze(1)
+    assert not found.whole and found.asked == len(tokens) == len(somewhere)
+    assert bool((found.ids[somewhere].diff() > 0).all()), "a map ascends"
+    had = torch.isin(tokens, right.ids)
+    agree = inverted(right)[tokens[had]] == inverted(right.with_(ids=found.ids))[tokens[had]]
+    assert float(agree.float().mean()) > 0.6
+    assert found.moved == int((other[somewhere] != found.ids[somewhere]).sum())
+
+
+def test_free_alignment_of_nothing_is_nothing(patient: Patient):
+    none = align_freely(torch.empty(0, dtype=torch.int64), torch.empty(0, D), patient.specimen)
+    assert (none.moved, none.asked) == (0, 0)
+
+
+def test_a_head_that_began_as_the_targets_rows_tells_its_map():
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(400, 48, generator=generator)
+    ids = torch.randperm(400, generator=generator)[:120].sort().values
+    head = target[ids] + 0.1 * torch.randn(120, 48, generator=generator)
+    stored = torch.arange(120)
+    told = of_head(head, target, stored)
+    assert told is not None and torch.equal(told, ids)
+    assert of_head(head, target, ids) is None, "what is stored says so already"
+    head[5] = torch.randn(48, generator=generator)
+    told = of_head(head, target, stored)
+    assert told is not None and told[5] == NOWHERE and torch.equal(told[6:], ids[6:])
+
+
+def test_a_head_of_its_own_tells_no_map():
+    generator = torch.Generator().manual_seed(0)
+    target, head = torch.randn(400, 48, generator=generator), torch.randn(120, 48, generator=generator)
+    assert of_head(head, target, torch.arange(120)) is None
+    assert of_head(head[:, :40], target, torch.arange(120)) is None
+    assert of_head(torch.ones(120, 48, dtype=torch.int64), target, torch.arange(120)) is None

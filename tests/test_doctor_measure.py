@@ -15,14 +15,19 @@ import torch
 
 from doctoring import Patient, make_patient, patient_of, save
 from eyas.decode.acceptance import Acceptance
+from eyas.doctor.breakdown import by_kind, by_position
+from eyas.doctor.by_text import by_kind as by_kind_told
 from eyas.doctor.case import Case
+from eyas.doctor.departures import departures, same
 from eyas.doctor.evidence import Gain
+from eyas.doctor.finding import Severity
 from eyas.doctor.hypotheses import hypotheses
 from eyas.doctor.hypothesis import Context
 from eyas.doctor.material import Material
-from eyas.doctor.measure import Measured, by_position, delta_tau, frequencies, measure
+from eyas.doctor.measure import Measured, delta_tau, measure
 from eyas.doctor.readings import Readings
-from eyas.doctor.search import Found, Search
+from eyas.doctor.scale import frequencies
+from eyas.doctor.search import Found, Search, applied
 from eyas.doctor.specimen import Specimen
 from eyas.doctor.trial import Bench
 
@@ -187,3 +192,61 @@ def test_what_is_wrong_as_declared_is_not_an_engines_doing(case: Case, patient: 
     out = measured(case, patient, broken, engines={"vllm": broken, "sglang": right})
     assert out.engine_costs == {} and [t.hypothesis.label for t in out.taken] == ["2/4/5"]
     assert tau(out.taus["sglang"]) == tau(out.taus["best"]) > tau(out.taus["vllm"]) == tau(out.taus["declared"])
+
+
+# ---------------------------------------------------------------- from what an engine reads
+
+
+def test_an_engines_departures_are_substitutions(patient: Patient):
+    """Each alone makes one point of the engine's reading; all together make the whole."""
+    mine = patient.specimen
+    read = mine.with_(conventions={"norm_output": True, "rope_theta": 5e5}, slices=(1, 3, 4))
+    points = departures(mine, read, mine)
+    assert {h.group: h.value for h in points} == {"norm_output": True, "rope_theta": 5e5, "taps": [1, 3, 4]}
+    assert same(applied(mine, points), read) and not same(mine, read)
+    assert departures(mine, read, declared=read) == [], "what was declared so is no departure of the engine's"
+
+
+def test_where_the_declared_reading_leads_nowhere_an_engines_may(case: Case, patient: Patient):
+    """A map in no form that is known, which the engine does not look at, beside two faults more."""
+    right = patient.specimen
+    other = torch.randint(right.shape.vocab_size, right.ids.shape, generator=torch.Generator().manual_seed(0))
+    maps = {"d2t": other - torch.arange(len(other)), "t2d": torch.zeros(right.shape.vocab_size, dtype=torch.bool)}
+    wrong = right.with_(conventions={"norm_before_residual": True}, tensors=maps, slices=(8, 7, 0), ids=other)
+    engine = right.with_(conventions={"norm_before_residual": True})
+    found = measured(case, patient, wrong, engines={"vllm": engine}, taps=frozenset({0, 2, 4, 5, 7, 8}))
+    assert not found.knows_nothing
+    assert {t.hypothesis.group for t in found.taken} == {"d2t", "taps", "norm_before_residual"}
+    assert tau(found.taus["best"]) == pytest.approx(tau(Bench(patient.material).acceptance(right, 4)), abs=0.05)
+    assert any(e.start == "as vllm reads it" for e in found.ledger)
+
+
+def test_what_helps_an_engine_most_is_known(case: Case, patient: Patient):
+    read = patient.specimen.with_(conventions={"norm_output": not patient.specimen.conventions.norm_output})
+    found = measured(case, patient, patient.specimen, engines={"vllm": read})
+    mend = found.engine_mends["vllm"]
+    assert found.taken == [] and mend is not None and mend.hypothesis.group == "norm_output"
+    assert measured(case, patient, patient.specimen, engines={"vllm": patient.specimen}).engine_mends == {}
+
+
+# ---------------------------------------------------------------- kinds of text
+
+
+def test_a_kind_of_text_on_which_it_is_poor_is_told_and_is_no_fault(case: Case, patient: Patient):
+    kinds = ("code", "talk") * 8
+    parts = [Acceptance((60, 6)) if kind == "code" else Acceptance((30, 40)) for kind in kinds]
+    rows = by_kind(kinds, parts, 1)
+    assert [row["kind"] for row in rows] == ["code", "talk"] and rows[0]["rounds"] == 8 * 66
+    told = by_kind_told(Measured(Found("declared", patient.specimen, patient.specimen), [], kinds=rows))
+    assert [t.id for t in told] == ["EY-MEASURED-KIND"] and told[0].severity is Severity.INFO
+    assert "1.09 on code and 1.57 on everything else" in told[0].evidence
+    even = by_kind(kinds, [Acceptance((30, 40))] * 16, 1)
+    assert by_kind_told(Measured(Found("declared", patient.specimen, patient.specimen), [], kinds=even)) == []
+    assert by_kind(("code",) * 16, parts, 1) == [] and by_kind_told(None) == []
+
+
+def test_the_kinds_of_text_come_with_the_material(case: Case, patient: Patient):
+    kinds = tuple("ab"[i % 2] for i in range(patient.material.documents))
+    found = measured(case, patient, patient.specimen, replace(patient.material, kinds=kinds))
+    assert {row["kind"] for row in found.kinds} == {"a", "b"}
+    assert replace(patient.material, kinds=kinds).first([1, 2]).kinds == ("b", "a")

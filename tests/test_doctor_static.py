@@ -299,3 +299,16 @@ def test_the_map_of_the_founding_story(tmp_path: Path):
     assert list(found) == ["EY-D2T-TWICE"] and found["EY-D2T-TWICE"].severity is Severity.ERROR
     assert "exactly the one that t2d marks" in found["EY-D2T-TWICE"].evidence
     assert list(write(offsets - places + places)) == ["EY-D2T-ZERO-PREFIX"]
+
+
+def test_scaled_rope_and_positions_that_stand_still_are_told(tmp_path: Path, tiny_target: Path):
+    facts = read_facts(tiny_target)
+    scaled = broken(tmp_path / "scaled", config(rope_scaling={"rope_type": "linear", "factor": 8.0}), facts)
+    found = next(f for f in examine(scaled, facts) if f.id == "EY-ROPE-OTHER")
+    assert found.convention == "rope_type" and "linear" in found.evidence
+    still = healthy(tmp_path / "still")
+    declared = json.loads((still / "eyas.json").read_text())
+    declared["conventions"]["rope_step"] = 0
+    (still / "eyas.json").write_text(json.dumps(declared))
+    found = next(f for f in examine(still, facts) if f.id == "EY-ROPE-STEP")
+    assert found.severity is Severity.WARNING and found.convention == "rope_step"

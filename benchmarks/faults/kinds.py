@@ -1,7 +1,8 @@
 """Fault kinds as edits of a draft directory: what people's drafts really suffer from, one function each.
 
 A fault changes config.json or tensors in memory (`Held`) and says which conventions a diagnosis must name. It returns
-None where it does not apply to this draft (no norm before fc to leave out, say).
+None where it does not apply to this draft (no norm before fc to leave out, say). Faults of the launch and of recorded
+features leave the draft as it is; harmless changes look like faults and are none.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from eyas.doctor.material import Material
+from eyas.draft.dialects import Reading
+from eyas.draft.dialects.native import SCHEMA
+from eyas.draft.directory import read_draft
+from eyas.target.facts import read_facts
+from eyas.target.weights import load_ends
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 FIRST = r"(midlayer|layers\.0)\."
@@ -33,6 +41,12 @@ class Held:
     layers: int
     other_map: torch.Tensor | None = None
     """The map of another run over the same vocabulary sizes."""
+    embedding: torch.Tensor | None = None
+    """The target's [V, H]."""
+    eyas: dict[str, Any] | None = None
+    """What an eyas.json declares; None writes none."""
+    reading: Reading | None = None
+    """The healthy draft's."""
     fields: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,18 +54,31 @@ class Held:
         self.fields = inner if isinstance(inner, dict) else self.config
 
     @classmethod
-    def read(cls, folder: Path, vocab: int, taps: list[int], layers: int) -> Held:
+    def read(cls, folder: Path, target: Path) -> Held:
+        reading, facts = read_draft(folder, target), read_facts(target)
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
             tensors |= load_file(file)
-        return cls(json.loads((folder / "config.json").read_text()), tensors, vocab, taps, layers)
+        config = json.loads((folder / "config.json").read_text())
+        table = load_ends(target, facts).embedding
+        return cls(config, tensors, facts.vocab_size, list(reading.conventions.taps), facts.num_layers,
+                   embedding=table, reading=reading)  # fmt: skip
 
     def copy(self) -> Held:
-        return Held(copy.deepcopy(self.config), dict(self.tensors), self.vocab, self.taps, self.layers, self.other_map)
+        return replace(self, config=copy.deepcopy(self.config), tensors=dict(self.tensors))
+
+    def declare(self, **conventions: Any) -> bool:
+        """Write an eyas.json beside it that says so."""
+        assert self.reading is not None
+        told = self.reading.conventions.with_(**conventions).to_dict()
+        self.eyas = {"schema": SCHEMA, "shape": self.reading.shape.to_dict(), "conventions": told}
+        return True
 
     def write(self, folder: Path) -> Path:
-        """A plain directory: no eyas.json, whose digests would give the edit away."""
+        """A plain directory: no digests, which would give the edit away."""
         folder.mkdir(parents=True)
+        if self.eyas is not None:
+            (folder / "eyas.json").write_text(json.dumps(self.eyas))
         (folder / "config.json").write_text(json.dumps(self.config, indent=1))
         save_file({k: v.contiguous().clone() for k, v in self.tensors.items()}, folder / "model.safetensors")
         return folder
@@ -88,9 +115,15 @@ class Fault:
 
     name: str
     conventions: tuple[str, ...]
-    apply: Callable[[Held], Any]
+    apply: Callable[[Held], Any] = lambda held: True
     measured: bool = True
     """Can trials see it, on a draft of some thousand training steps? False: the files alone show it."""
+    launch: str = ""
+    """The command that serves it, where that is the fault."""
+    data: Callable[[Material], Material] | None = None
+    """What is wrong with recorded features, where that is the fault."""
+    harmless: bool = False
+    """It is none, and must not be called one."""
 
 
 def _taps(change: Callable[[Held], list[int]]) -> Callable[[Held], Any]:
@@ -121,6 +154,30 @@ def _other_map(held: Held) -> Any:
     marks[ids] = True
     held.change("t2d", lambda t: marks)
     return held.change("d2t", lambda t: ids - torch.arange(len(ids)))
+
+
+def _another_vocabulary(held: Held) -> Any:
+    """As many ids of another tokenizer: as good as random ones."""
+    size = len(held.tensors[held.name("d2t") or ""]) if held.name("d2t") else 0
+    if not size:
+        return None
+    ids = torch.randperm(held.vocab, generator=torch.Generator().manual_seed(2))[:size].sort().values
+    marks = torch.zeros(held.vocab, dtype=torch.bool)
+    marks[ids] = True
+    held.change("t2d", lambda t: marks)
+    return held.change("d2t", lambda t: ids - _places(t))
+
+
+def _another_order(held: Held) -> Any:
+    """Draft ids in another order, map and head alike: nothing that an engine would notice."""
+    head, d2t = held.name(r"lm_head\.weight"), held.name("d2t")
+    if head is None or d2t is None:
+        return None
+    ids = _places(held.tensors[d2t]) + held.tensors[d2t]
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(3))
+    held.tensors[head] = held.tensors[head][order]
+    held.tensors[d2t] = ids[order] - _places(ids)
+    return True
 
 
 def _shuffled(t: torch.Tensor, held: Held) -> torch.Tensor:
@@ -225,6 +282,22 @@ def _embedding(held: Held) -> bool:
     return True
 
 
+def _scaled_embedding(held: Held) -> bool:
+    """The target's own rows, stored times sqrt(H): the first norm takes the factor out again."""
+    assert held.embedding is not None
+    prefix = "model." if any(n.startswith("model.") for n in held.tensors) else ""
+    size = held.embedding.shape[1]
+    held.tensors[prefix + "embed_tokens.weight"] = (held.embedding.float() * size**0.5).bfloat16()
+    return True
+
+
+def _scaling(held: Held) -> bool:
+    held.fields["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    if isinstance(held.fields.get("rope_parameters"), dict):
+        held.fields["rope_parameters"] |= {"rope_type": "linear", "factor": 8.0}
+    return True
+
+
 def _norms(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Held], Any]:
     def apply(held: Held) -> bool:
         held.tensors |= {n: change(t) for n, t in held.tensors.items() if "norm" in n}
@@ -258,6 +331,20 @@ def _noise(t: torch.Tensor) -> torch.Tensor:
     return (torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) * 0.02).to(t.dtype)
 
 
+def _within(material: Material, x: torch.Tensor, by: int) -> torch.Tensor:
+    """Row i holds row i + by of its document, the last one where it ends."""
+    document = material.packing.document
+    at = torch.arange(len(x)) + by
+    return x[at.clamp(material.offsets[document], material.offsets[document + 1] - 1)]
+
+
+def _states(change: Callable[[Material, int], torch.Tensor]) -> Callable[[Material], Material]:
+    return lambda m: replace(m, states={tap: change(m, tap) for tap in m.states if tap + 1 in m.states})
+
+
+SGLANG = "python -m sglang.launch_server --model-path T --speculative-draft-model-path draft "
+VLLM = "vllm serve T --speculative-config "
+
 FAULTS = (
     # the map
     Fault("d2t absolute", ("d2t",), _d2t(lambda t, h: t + _places(t))),
@@ -272,6 +359,7 @@ FAULTS = (
     Fault("d2t as floats", ("d2t",), _d2t(lambda t, h: t.float())),
     Fault("d2t and t2d missing", ("d2t",), lambda h: _drop("d2t")(h) and _drop("t2d")(h)),
     Fault("d2t of another run", ("d2t",), _other_map),
+    Fault("d2t of another vocabulary", ("d2t",), _another_vocabulary),
     Fault("t2d of another map", ("d2t",), _weight("t2d", lambda t: t.roll(1))),
     # taps
     Fault("taps one on", ("taps",), _taps(lambda h: [t + 1 for t in h.taps])),
@@ -302,6 +390,8 @@ FAULTS = (
     # positions
     Fault("rope_theta 100", ("rope_theta",), _theta(100.0)),
     Fault("rope_theta 10,000,000", ("rope_theta",), _theta(1e7), measured=False),
+    Fault("rope_scaling linear 8", ("rope_type", "rope_theta"), _scaling),
+    Fault("positions that stand still", ("rope_step",), lambda h: h.declare(rope_step=0)),
     # ends
     Fault("head missing", ("head",), _drop(r"lm_head\.weight"), measured=False),
     Fault("head untrained", ("head",), _weight(r"lm_head\.weight", _noise)),
@@ -316,5 +406,28 @@ FAULTS = (
     Fault("wrong number of heads", ("tensors",), _field("num_attention_heads", 8, nested=True), measured=False),
     Fault("draft_vocab_size absent", ("d2t", "head"), _field("draft_vocab_size", ...), measured=False),
     Fault("vocab_size of another target", ("vocab",), _vocab, measured=False),
+    # the launch
+    Fault("SGLang: EAGLE", ("launch",), launch=SGLANG + "--speculative-algorithm EAGLE", measured=False),
+    Fault("SGLang: no algorithm", ("launch",), launch=SGLANG + "--speculative-num-steps 3", measured=False),
+    Fault("vLLM: eagle", ("launch",), launch=VLLM + """'{"method": "eagle", "model": "draft"}'""", measured=False),
+    Fault("vLLM: not JSON", ("launch",), launch=VLLM + "method=eagle3", measured=False),
+    Fault("weights of a dummy", ("launch",), launch=SGLANG + "--speculative-algorithm EAGLE3 --load-format dummy",
+          measured=False),
+    # recorded features
+    Fault("states one token late", ("state_shift",), measured=False,
+          data=_states(lambda m, tap: _within(m, m.states[tap], -1))),
+    Fault("states one token early", ("state_shift",), measured=False,
+          data=_states(lambda m, tap: _within(m, m.states[tap], 1))),
+    Fault("features of other taps", ("taps",), data=_states(lambda m, tap: m.states[tap + 1]), measured=False),
+    Fault("features on another scale", ("taps",), data=_states(lambda m, tap: m.states[tap] / 3), measured=False),
+    Fault("labels one token on", ("label_shift",), measured=False,
+          data=lambda m: replace(m, choice=_within(m, m.choice, 1))),
+    Fault("labels of another model", ("label_shift",), measured=False,
+          data=lambda m: replace(m, choice=m.choice.roll(1000))),
+    # harmless
+    Fault("target's embedding times sqrt(H)", (), _scaled_embedding, measured=False, harmless=True),
+    Fault("embedding scale declared", (), lambda h: h.declare(embedding_scale=24.0), measured=False, harmless=True),
+    Fault("draft ids in another order", (), _another_order, measured=False, harmless=True),
+    Fault("features as they should be", (), data=lambda m: m, measured=False, harmless=True),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -20,18 +20,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import features
 import torch
 from kinds import BY_NAME, FAULTS, Held
 
 from eyas.doctor.diagnosis import diagnose
-from eyas.draft.directory import read_draft
+from eyas.doctor.prompts import KINDS, PROMPTS
+from eyas.doctor.record import record, useful_taps
+from eyas.engines.launch import options
 from eyas.target.facts import read_facts
 from eyas.target.source import resolve_target
-
-
-def held(folder: Path, target: Path) -> Held:
-    reading, facts = read_draft(folder, target), read_facts(target)
-    return Held.read(folder, facts.vocab_size, list(reading.conventions.taps), facts.num_layers)
 
 
 def ids_of(h: Held) -> torch.Tensor | None:
@@ -43,6 +41,8 @@ def named(finding: dict[str, Any], wanted: tuple[str, ...]) -> bool:
     """Is the finding about one of the conventions, or does its equivalence set hold one?"""
     said = [finding["convention"] or "", *(str(e).partition(" = ")[0] for e in finding["equivalents"])]
     kinds = [re.sub(r"^(name of |tensor )?", "", s) for s in said]
+    if finding["id"].startswith("EY-LAUNCH-"):
+        kinds.append("launch")
     return any(w in said or w in kinds or w == CATEGORY.get(finding["id"]) for w in wanted)
 
 
@@ -57,7 +57,7 @@ def judge(diagnosis: dict[str, Any], faults: tuple[str, ...]) -> tuple[bool, str
     """(right, why not)"""
     found = diagnosis["findings"]
     errors = [f for f in found if f["severity"] == "error" or f["status"] == "confirmed"]
-    if not faults:
+    if not faults or all(BY_NAME[name].harmless for name in faults):
         return not errors, "; ".join(f"{f['id']} {f['status']}" for f in errors)
     wanted = [BY_NAME[name].conventions for name in faults]
     if len(faults) == 1:
@@ -70,6 +70,20 @@ def judge(diagnosis: dict[str, Any], faults: tuple[str, ...]) -> tuple[bool, str
     undecided = [f for f in found if f["status"] == "inconclusive"]  # equivalence sets
     missed = [name for name, w in zip(faults, wanted, strict=True) if not any(named(f, w) for f in errors + undecided)]
     return not missed, f"missed {missed}; errors are {[(f['id'], f['convention']) for f in errors]}" if missed else ""
+
+
+def around(faults: tuple[str, ...], draft: Held, target: Path, root: str) -> dict[str, Any]:
+    """What lies around the draft where the fault is not in it: the launch, recorded features."""
+    out: dict[str, Any] = {}
+    for fault in (BY_NAME[name] for name in faults):
+        if fault.launch:
+            out["launch"] = options(fault.launch)
+        if fault.data is not None:
+            assert draft.reading is not None
+            facts = read_facts(target)
+            material = fault.data(record(target, useful_taps(facts, range(facts.num_layers + 1)), PROMPTS, kinds=KINDS))
+            out["features"] = features.write(material, Path(root) / "features", draft.reading.conventions, draft.vocab)
+    return out
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -105,7 +119,7 @@ def main() -> None:
     parser.add_argument("--no-singles", action="store_true")
     args = parser.parse_args()
     target = resolve_target(args.target)
-    every = {draft.name: held(draft, target) for draft in args.drafts}
+    every = {draft.name: Held.read(draft, target) for draft in args.drafts}
     rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.is_file() else []
     done = {(row["draft"], *row["faults"]) for row in rows}
     for name, whole in every.items():
@@ -131,7 +145,12 @@ def main() -> None:
             began, cpu = time.monotonic(), time.process_time()
             with tempfile.TemporaryDirectory() as root:
                 try:
-                    diagnosis = diagnose(broken.write(Path(root) / "draft"), target=target, budget=600)
+                    diagnosis = diagnose(
+                        broken.write(Path(root) / "draft"),
+                        target=target,
+                        budget=600,
+                        **around(faults, broken, target, root),
+                    )
                     right, why = judge(diagnosis, faults)
                 except Exception as error:  # a crash is a wrong answer, and the table goes on
                     diagnosis, right, why = {"findings": [], "verdict": "crash", "tau": {}}, False, repr(error)

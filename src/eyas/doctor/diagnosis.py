@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput, EyasError
 from .examine import examine
+from .finding import Severity
 from .reporting import report
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ def diagnose(
                         "supply": "--target T"})  # fmt: skip
     else:
         material = material or _material(readings, target, features, prompts, device, trust_remote_code, missing, tell)
+        if features is not None and target is not None and material is not None:
+            from .features_audit import audit
+
+            tell("asking the target for a part of the features again")
+            told = audit(material, target, str(features), device, trust_remote_code)
+            statics = [*told, *statics]
+            if any(f.severity is Severity.ERROR for f in told):  # the draft is judged on the target's own states then
+                missing.append({"what": f"the draft on {features}, which are not this target's states",
+                                "supply": "features extracted again"})  # fmt: skip
+                material = _material(readings, target, None, prompts, device, trust_remote_code, missing, tell)
         if material is not None:
             measured = _measure(readings, material, reference, k, device, began + budget, missing, tell)
     predicted = _predicted(readings, training, missing)
@@ -115,7 +126,7 @@ def _material(
     if target is None:
         missing.append({"what": "trials and hypotheses", "supply": "--target T, or --features DIR"})
         return None
-    from .prompts import PROMPTS
+    from .prompts import KINDS, PROMPTS
     from .record import record, useful_taps
 
     assert readings.facts is not None and readings.declared is not None
@@ -125,7 +136,10 @@ def _material(
     if readings.facts.num_layers >= 7:
         near |= {t + shift for t in readings.facts.default_taps for shift in (-1, 0, 1)} | {readings.facts.num_layers}
     taps = useful_taps(readings.facts, sorted(near))
-    return record(target, taps, prompts or PROMPTS, device=device, trust_remote_code=trust, tell=tell)
+    kinds = KINDS if prompts is None else None
+    return record(
+        target, taps, prompts or PROMPTS, kinds=kinds, device=device, trust_remote_code=trust, tell=tell
+    )  # fmt: skip
 
 
 def _features(folder: Path, target: str | Path | None, taps: Sequence[int], tell: Callable[[str], None]) -> Material:
@@ -159,8 +173,10 @@ def _measure(
     missing: list[dict[str, str]], tell: Callable[[str], None],
 ) -> Measured | None:  # fmt: skip
     from .hypothesis import Context
+    from .maps import of_head
     from .measure import measure
     from .reference import Reference, reference
+    from .specimen import HEAD
     from .trial import STEPS
 
     base = readings.declared
@@ -179,12 +195,16 @@ def _measure(
     if len(compared.differing) > len(compared.tensors):
         missing.append({"what": f"single tensors of the reference: {len(compared.differing)} differ, it is another run",
                         "supply": "a copy of the same run"})  # fmt: skip
+    known = dict(compared.maps)
+    if readings.ends is not None and HEAD in base.tensors and base.shape.draft_vocab_size < base.shape.vocab_size:
+        told = of_head(base.tensors[HEAD], readings.ends.head, base.ids)
+        known |= {} if told is None else {"the head's rows in the target": told}
     context = Context(
         facts=readings.facts,
         embedding=readings.ends.embedding if readings.ends else None,
         head=readings.ends.head if readings.ends else None,
         taps=frozenset(material.states),
-        maps=compared.maps,
+        maps=known,
         tensors=compared.tensors,
         engines=readings.as_read,
     )

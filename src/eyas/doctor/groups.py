@@ -103,7 +103,7 @@ GROUPS = {
     ),
     "rope_step": Group(
         "EY-MEASURED-ROPE-STEP", "positions of later steps", "engines advance the position with each drafted token",
-        RETRAIN,
+        RETRAIN, ("ROPE-STEP",),
     ),
     "sliding_window": Group(
         "EY-MEASURED-WINDOW", "the attention window", "attention reaches further or less far than in training",

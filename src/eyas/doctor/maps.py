@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..machine import choose_precision
 from .specimen import NOWHERE, Specimen, fitted, marks
 
 LEAST = 0.5  # share of draft ids that must lead to a target id of their own
@@ -66,6 +67,8 @@ class Aligned:
     """Tokens seen in the text that the stored map has."""
     gain: Any = None
     """evidence.Gain on text that it was not made of."""
+    whole: bool = True
+    """False where only the tokens seen have a place."""
 
 
 REACH = 1024  # draft ids by which two maps of one vocabulary may be out of step
@@ -117,6 +120,61 @@ def align(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) -> Alig
     ids[moved[inside]] = specimen.ids[inside]
     ids[stored + shift] = tokens
     return Aligned(ids, int((shift != 0).sum()), len(tokens))
+
+
+def align_freely(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) -> Aligned:
+    """Like `align` where the stored map says nothing: only that a map ascends. Between tokens seen, nothing is known.
+
+    The likeliest ascending places: best[t, d] = light[t, d] + max over d' < d of best[t-1, d'].
+    """
+    size = specimen.shape.draft_vocab_size
+    if not len(tokens) or len(tokens) > size:
+        return Aligned(specimen.ids, 0, 0)
+    light = light.nan_to_num()
+    before = light.new_zeros(size)  # best over the places before each one
+    came = torch.zeros(light.shape, dtype=torch.int32)
+    for t in range(len(tokens)):
+        here = light[t] + before
+        here[:t] = float("-inf")  # t tokens need t places
+        top, at = here.cummax(0)
+        came[t] = at
+        before = torch.cat([top.new_full((1,), float("-inf")), top[:-1]])
+    path = torch.empty(len(tokens), dtype=torch.int64)
+    end = size - 1
+    for t in range(len(tokens) - 1, -1, -1):
+        path[t] = came[t][end]
+        end = int(path[t]) - 1
+    ids = torch.full((size,), NOWHERE)
+    ids[path] = tokens
+    return Aligned(ids, int((specimen.ids[path] != tokens).sum()), len(tokens), whole=False)
+
+
+SAMPLE, CLEAR = 64, 0.9  # rows of a head that are looked up first; cosine from which a row is the target's own
+LOOKED_UP = 512  # rows at a time
+
+
+def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor) -> torch.Tensor | None:
+    """The map that a head itself tells, where it began as the target's rows and training moved them little.
+
+    head: [D, H], target: [V, H], stored: int64 [D] -> int64 [D] ids, NOWHERE for rows that are nobody's. None where a
+    sample of the rows is not the target's, or is what `stored` says. Two rows that are equal in the target are told
+    apart by nothing: the first is taken.
+    """
+    if head.dim() != 2 or head.shape[1] != target.shape[1] or not head.dtype.is_floating_point:
+        return None
+    dtype = getattr(torch, choose_precision("auto", str(head.device)))
+    theirs = torch.nn.functional.normalize(target.float(), dim=1).to(dtype)
+
+    def nearest(rows: torch.Tensor) -> torch.Tensor:
+        mine = torch.nn.functional.normalize(head[rows].float(), dim=1).to(theirs.dtype)
+        top, ids = (mine @ theirs.T).max(1)
+        return torch.where(top.float() >= CLEAR, ids, NOWHERE)
+
+    places = torch.linspace(0, len(head) - 1, min(len(head), SAMPLE)).round().long()
+    sample = nearest(places)
+    if float((sample != NOWHERE).float().mean()) < CLEAR or torch.equal(sample, stored[places]):
+        return None
+    return torch.cat([nearest(rows) for rows in torch.arange(len(head)).split(LOOKED_UP)])
 
 
 def inverted(specimen: Specimen) -> torch.Tensor:

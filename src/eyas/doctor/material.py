@@ -35,6 +35,8 @@ class Material:
     """Where the embedding is not at hand: (ids int64 [U] ascending, rows [U, H]) of the tokens in the text."""
     final_tap: int | None = None
     """Blocks of the target, where it is known."""
+    kinds: tuple[str, ...] = ()
+    """The kind of text that each document is; () where nobody said."""
 
     @cached_property
     def packing(self) -> Packing:
@@ -100,9 +102,11 @@ class Material:
         rows = torch.cat([torch.arange(a, b) for a, b in spans])
         offsets = torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0)
         states = {tap: x[rows] for tap, x in self.states.items()}
+        kinds = tuple(self.kinds[d] for d in documents) if self.kinds else ()
         return replace(
-            self, ids=self.ids[rows], offsets=offsets, mask=self.mask[rows], choice=self.choice[rows], states=states
-        )
+            self, ids=self.ids[rows], offsets=offsets, mask=self.mask[rows], choice=self.choice[rows], states=states,
+            kinds=kinds,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- where it comes from
 

@@ -5,6 +5,7 @@ Measured.of(readings, material, ...)      pytest tests/test_doctor_diagnosis.py
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 
 from ..decode.acceptance import Acceptance, interval
-from ..decode.replay import rounds
 from ..draft.expected import expected_tensors
 from ..machine import choose_precision
+from .breakdown import by_kind, by_position
+from .departures import costs, departures, same
 from .evidence import LEAST_GAIN, Gain, Paired
 from .hypothesis import Context, Hypothesis
-from .maps import Aligned, align, usable
+from .maps import Aligned, align, align_freely, usable
 from .material import Material
 from .readings import Readings
+from .scale import controls, frequencies, mean
 from .search import Entry, Found, Search, applied
 from .specimen import HEAD, Specimen
 from .trial import STEPS, Bench
@@ -30,7 +33,6 @@ BARELY = 0.97
 """Share of random weights' surprise that other random weights may reach: on little text frequencies say less yet."""
 BLIND = 0.1
 """Nats that a draft must lose when the states of all positions are shuffled; healthy ones lose two."""
-BUCKETS = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass
@@ -58,7 +60,11 @@ class Measured:
     """Mean surprise in nats per token."""
     engine_costs: dict[str, list[tuple[str, Gain]]] = field(default_factory=dict)
     """Engine -> what each point costs (negative gain) in which it departs from the best reading, the dearest first."""
+    engine_mends: dict[str, Entry | None] = field(default_factory=dict)
+    """Engine -> the single substitution in its reading that helps it most; None where none does."""
     positions: list[dict[str, Any]] = field(default_factory=list)
+    kinds: list[dict[str, Any]] = field(default_factory=list)
+    """tau of each kind of text, the worst first."""
     aligned: Aligned | None = None
     """Where no form of the stored map fits: the one that the text suggests."""
 
@@ -106,6 +112,8 @@ def measure(
     sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
     # The target's own rows at the wrong ids are a head that works, too; a head that is there is rather right.
     others = [h for h in found.taken if h.group != "head" or HEAD not in base.tensors]
+    if _lost(bench, found.best):  # what is less wrong under a map that is another's tells nothing
+        others = []
     fits, aligned = applied(base, others), None
     if not fits.lacking and all(h.group != "d2t" for h in others) and sure.has_states(fits):
         aligned = _aligned(Bench(material, quick, device, 1, CONFIRM_ROWS), fits)
@@ -115,6 +123,8 @@ def measure(
         found = _further(found, search.run("the map that fits", found.best.with_(ids=aligned.ids), tell), aligned)
     elif not found.taken:
         found = search.pairs(found, tell)
+    if not found.taken and _lost(bench, found.best):
+        found = _from_engines(search, found, readings, tell)
     out = Measured(found, [], aligned=aligned)
     paired = Paired(sure.document)
     surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
@@ -140,12 +150,14 @@ def measure(
         twin = next((n for n, other in known.items() if same(specimen, other)), None)
         accepted[name] = accepted[twin] if twin else sure.accepted(specimen, k)
         if twin not in ("declared", "best"):  # what is wrong as declared is told as such
-            out.engine_costs[name] = _costs(bench, search.paired, found.best, specimen, base)
+            out.engine_costs[name] = costs(bench, search.paired, found.best, specimen, base)
+            if any(gain.worse and gain.mean < -LEAST_GAIN for _, gain in out.engine_costs[name]):
+                out.engine_mends[name] = _mends(search, found, name, specimen, tell)
     out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
     out.controls = {
-        "declared": _mean(surprise["declared"]),
-        "best": _mean(surprise["best"]),
-        **_controls(bench, found.best),
+        "declared": mean(surprise["declared"]),
+        "best": mean(surprise["best"]),
+        **controls(bench, found.best),
         "word_frequencies": frequencies(material, sure.rows, sure.document, base.shape.vocab_size),
         "knows_nothing": round(sure.nothing(base), 3),
     }
@@ -154,7 +166,54 @@ def measure(
         found.ledger += [Entry(0, found.start, t.hypothesis, t.gain, "reversed", note) for t in out.taken]
         out.taken, out.taus["best"] = [], out.taus["declared"]
     out.positions = by_position(material, accepted["best"], k)
+    if material.kinds:
+        out.kinds = by_kind(material.kinds, out.taus["best"], k)
     return out
+
+
+def _lost(bench: Bench, best: Specimen) -> bool:
+    """Does it know nothing, or not use the states? As `Measured.knows_nothing`, on the bench that is searched on."""
+    if best.lacking or not bench.has_states(best):
+        return True
+    c, vocab = controls(bench, best), best.shape.vocab_size
+    little = min(frequencies(bench.material, bench.rows, bench.document, vocab), BARELY * c["random_draft"])
+    return c["states_are_worth"] < BLIND or mean(bench.surprise([best])[0]) > little
+
+
+def _mends(search: Search, found: Found, engine: str, read: Specimen, tell: Callable[[str], None]) -> Entry | None:
+    """Single substitutions in what an engine reads: the one that helps most. All go into the ledger."""
+    tried = search.singles(f"as {engine} reads it", read, tell)
+    found.ledger += tried
+    return next((e for e in tried if e.verdict == "better"), None)
+
+
+def _from_engines(search: Search, found: Found, readings: Readings, tell: Callable[[str], None]) -> Found:
+    """Where the declared reading leads nowhere: the same search from each engine's reading.
+
+    What is found there is told as substitutions in the declared reading: the engine's departures, then what was taken.
+    """
+    best, least = found, search.bench.surprise([found.best])[0]
+    for name, read in readings.as_read.items():
+        if time.monotonic() > search.deadline:
+            break
+        if read.lacking or same(read, found.base) or not search.bench.has_states(read):
+            continue
+        points = departures(found.base, read, found.base)
+        if any(
+            h.group in expected_tensors(read.shape, read.conventions) for h in points
+        ):  # memory that nobody wrote stands for a tensor there
+            continue
+        other = search.run(f"as {name} reads it", read, tell)
+        found.ledger += other.ledger
+        if _lost(search.bench, other.best):  # less wrong than nothing at all is no reading
+            continue
+        surprise = search.bench.surprise([other.best])[0]
+        if not search.paired.gain(least, surprise, len(other.last)).real:
+            continue
+        candidate = search.reduced(replace(found, best=other.best, taken=[*points, *other.taken], last=other.last))
+        if candidate.taken:
+            best, least = candidate, search.bench.surprise([candidate.best])[0]
+    return best
 
 
 def _further(found: Found, further: Found, aligned: Aligned) -> Found:
@@ -170,42 +229,6 @@ def _further(found: Found, further: Found, aligned: Aligned) -> Found:
     )
 
 
-def _costs(bench: Bench, paired: Paired, best: Specimen, read: Specimen, declared: Specimen) -> list[tuple[str, Gain]]:
-    """What each point costs in which an engine's reading differs from the best one, taken alone; the dearest first.
-
-    What it reads as it was declared is no fault of its own.
-    """
-    c, names = best.conventions, dict(read.conventions.differences(best.conventions))
-    names = {n: v for n, v in names.items() if n in read.conventions.differences(declared.conventions)}
-    singles: dict[str, Specimen] = {}
-    if read.slices not in (best.slices, declared.slices):
-        singles["taps"] = best.with_(slices=read.slices)
-    for name, (theirs, _) in names.items():
-        if name not in NOT_RUN:
-            trial = best.with_(conventions={name: theirs})
-            singles[name] = best.with_(conventions={name: theirs}, tensors=_supplied(trial, read))
-    if not torch.equal(read.ids, best.ids) and not torch.equal(read.ids, declared.ids):
-        singles["d2t"] = best.with_(ids=read.ids)
-    if read.embedding is not best.embedding and read.embedding is not declared.embedding:
-        singles["embedding"] = best.with_(embedding=read.embedding)
-    for name in expected_tensors(read.shape, c):
-        mine, theirs = best.tensors.get(name), read.tensors.get(name)
-        if mine is not theirs and theirs is not None and theirs is not declared.tensors.get(name):
-            singles[name] = best.with_(tensors={name: theirs})
-    base, *others = bench.surprise([best, *singles.values()])
-    gains = [(name, paired.gain(base, s, len(singles))) for name, s in zip(singles, others, strict=True)]
-    return sorted(gains, key=lambda pair: pair[1].mean)
-
-
-NOT_RUN = {"how", "d2t", "taps", "num_target_layers", "embedding", "head", "final_state", "teacher", "mask_shift"}
-
-
-def _supplied(trial: Specimen, read: Specimen) -> dict[str, torch.Tensor]:
-    """Tensors that a convention asks for and that only the engine's reading has."""
-    wanted = expected_tensors(trial.shape, trial.conventions)
-    return {n: read.tensors[n] for n in wanted if n not in trial.tensors and n in read.tensors}
-
-
 def _aligned(bench: Bench, best: Specimen) -> Aligned | None:
     """Another map, made on every other document, where it fits the rest far better than the stored one."""
     shape = best.shape
@@ -214,12 +237,16 @@ def _aligned(bench: Bench, best: Specimen) -> Aligned | None:
     made = bench.document % 2 == 0
     if not bool(made.any()) or bool(made.all()):
         return None
-    aligned = align(*bench.lit(best, made), best)
-    if not aligned.moved or not usable(aligned.ids):
-        return None
-    before, after = (s[~made] for s in bench.surprise([best, best.with_(ids=aligned.ids)]))
-    gain = Paired(bench.document[~made]).gain(before, after)
-    return replace(aligned, gain=gain) if gain.low > 0 and gain.mean > LEAST_ALIGNED else None
+    lit = bench.lit(best, made)
+    found: Aligned | None = None
+    for aligned in (align(*lit, best), align_freely(*lit, best)):
+        if not aligned.moved or (aligned.whole and not usable(aligned.ids)):
+            continue
+        before, after = (s[~made] for s in bench.surprise([best, best.with_(ids=aligned.ids)]))
+        gain = Paired(bench.document[~made]).gain(before, after)
+        if gain.low > 0 and gain.mean > (LEAST_ALIGNED if found is None else found.gain.mean + LEAST_ALIGNED):
+            found = replace(aligned, gain=gain)
+    return found
 
 
 LEAST_ALIGNED = 0.3
@@ -272,68 +299,8 @@ def delta_tau(before: Sequence[Acceptance], after: Sequence[Acceptance]) -> tupl
     return float(total[2] / total[3] - total[0] / total[1]), float(low), float(high)
 
 
-PRIOR = 200.0  # tokens' worth of the uniform guess that frequencies are mixed with
-
-
-def frequencies(material: Material, rows: torch.Tensor, document: torch.Tensor, vocab: int) -> float:
-    """Surprise of one who knows only how often each token comes, counted on every other document."""
-    labels, learning = material.label(rows, 2), document % 2 == 0
-    counts = torch.bincount(labels[learning], minlength=vocab).double()
-    p = (counts + PRIOR / vocab) / (counts.sum() + PRIOR)
-    judged = labels[~learning] if bool((~learning).any()) else labels
-    return round(float(-p[judged].log().mean()), 4)
-
-
-def _controls(bench: Bench, best: Specimen) -> dict[str, float]:
-    """What the same weights know without their states, and what random weights know: they give the scale."""
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(bench.material.ids), generator=generator)
-    shuffled = replace(
-        bench.material, states={t: x[order] for t, x in bench.material.states.items() if t in best.slices}
-    )
-    blind = Bench(shuffled, bench.cast.dtype, str(bench.cast.device), bench.steps)
-    blind.rows, blind.document = bench.rows, bench.document
-    random = {
-        name: torch.randn(t.shape, generator=generator) * 0.02 if t.dim() == 2 else t
-        for name, t in best.tensors.items() if t.dtype.is_floating_point
-    }  # fmt: skip
-    return {
-        "shuffled_states": (shuffled_ := _mean(blind.surprise([best])[0])),
-        "states_are_worth": round(shuffled_ - _mean(bench.surprise([best])[0]), 4),
-        "random_draft": _mean(bench.surprise([best.with_(tensors=random)])[0]),
-    }
-
-
-def by_position(material: Material, accepted: torch.Tensor, k: int) -> list[dict[str, Any]]:
-    """tau by where in its document a round begins."""
-    at, n = rounds(accepted, material.run, k)
-    place = torch.bucketize(material.packing.position[at], torch.tensor(BUCKETS), right=True) - 1
-    out = []
-    for bucket in place.unique().tolist():
-        here = n[place == bucket]
-        upper = BUCKETS[bucket + 1] if bucket + 1 < len(BUCKETS) else None
-        tau = round(1 + float(here.float().mean()), 4)
-        out.append({"from": BUCKETS[bucket], "to": upper, "tau": tau, "rounds": len(here)})
-    return out
-
-
 def _spread(count: int, most: int) -> list[int]:
     return torch.linspace(0, count - 1, min(count, most)).round().long().unique().tolist()
-
-
-def _mean(surprise: torch.Tensor) -> float:
-    return round(float(surprise.mean()), 4)
-
-
-def same(a: Specimen, b: Specimen) -> bool:
-    """Do two specimens run the same, tensor by tensor?"""
-    if a.slices != b.slices or a.state_shift != b.state_shift or not torch.equal(a.ids, b.ids):
-        return False
-    if set(a.conventions.differences(b.conventions)) - NOT_RUN - {"max_position", "rope_offset"}:
-        return False
-    pairs = [(a.embedding, b.embedding)]
-    pairs += [(a.tensors.get(n), b.tensors.get(n)) for n in expected_tensors(a.shape, a.conventions)]
-    return all(x is y or (x is not None and y is not None and torch.equal(x, y.to(x.dtype))) for x, y in pairs)
 
 
 def summary(parts: Sequence[Acceptance], k: int) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ TOKENS = 80
 """Of an answer at most."""
 MOST_BYTES = 1 << 30
 """Of states in memory: where all taps would take more, only those that are asked for are recorded."""
-FORMAT = 4
+FORMAT = 5
 
 
 def useful_taps(facts: TargetFacts, asked: Sequence[int], positions: int = POSITIONS) -> tuple[int, ...]:
@@ -46,6 +47,7 @@ def record(
     taps: Sequence[int],
     prompts: Sequence[str] = PROMPTS,
     *,
+    kinds: Mapping[str, str] | None = None,
     positions: int = POSITIONS,
     device: str = "cpu",
     dtype: str = "auto",
@@ -55,6 +57,7 @@ def record(
 ) -> Material:
     """At least `positions` tokens of greedy answers where the prompts give so many, states at `taps`.
 
+    kinds: prompt -> its kind, for `Material.kinds`.
     Raises BadInput where no prompt gets an answer, EyasError where the target cannot be loaded.
     """
     folder = Path(folder)
@@ -65,14 +68,14 @@ def record(
     file = source.cache_dir(cache) / "recorded" / f"{sha256_json(key)[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(EyasError, KeyError):  # a damaged file is recorded again
-            return _read(file, taps, read_facts(folder).num_layers)
+            return _named(_read(file, taps, read_facts(folder).num_layers), prompts, kinds)
     tell(f"recording the target's answers to {len(prompts)} prompts")
     tensors = _generate(folder, taps, prompts, positions, TOKENS, True, device, dtype, trust_remote_code)
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(EyasError, OSError):  # a full disk only costs the next look
         atomic_save_safetensors(tensors, file, {"format": "pt"})
         _forget_old(file.parent)
-    return _material(tensors, taps, str(folder), read_facts(folder).num_layers)
+    return _named(_material(tensors, taps, read_facts(folder).num_layers), prompts, kinds)
 
 
 def answers(
@@ -91,7 +94,7 @@ def answers(
     (None: answer all); ends: an answer may end before `tokens`."""
     tensors = _generate(Path(folder), taps, prompts, positions, tokens, ends, device, choose_precision(dtype, device),
                         trust_remote_code)  # fmt: skip
-    return _material(tensors, taps, str(folder), read_facts(folder).num_layers)
+    return _material(tensors, taps, read_facts(folder).num_layers)[0]
 
 
 def _generate(
@@ -138,7 +141,8 @@ def _generate(
         raise BadInput(f"{folder}: the target answered none of the prompts with three tokens or more")
     chosen = [documents[key] for key in sorted(documents)]
     tensors = {name: torch.cat([d[name] for d in chosen]) for name in ("ids", "mask", "choice", "states")}
-    return tensors | {"offsets": torch.tensor([0, *(len(d["ids"]) for d in chosen)]).cumsum(0)}
+    offsets = torch.tensor([0, *(len(d["ids"]) for d in chosen)]).cumsum(0)
+    return tensors | {"offsets": offsets, "prompt": torch.tensor(sorted(documents))}  # prompt: which one of the list
 
 
 def _until(generator: Any, requests: Sequence[Any], positions: int | None) -> Iterator[Any]:
@@ -153,20 +157,26 @@ def _until(generator: Any, requests: Sequence[Any], positions: int | None) -> It
             generator.waiting.clear()
 
 
-def _read(file: Path, taps: Sequence[int], layers: int) -> Material:
+def _read(file: Path, taps: Sequence[int], layers: int) -> tuple[Material, list[int]]:
     os.utime(file)
-    tensors, _ = map_safetensors(file)
-    return _material(tensors, taps, "cached", layers)
+    return _material(map_safetensors(file)[0], taps, layers)
 
 
-def _material(tensors: dict[str, torch.Tensor], taps: Sequence[int], where: str, layers: int) -> Material:
+def _material(tensors: dict[str, torch.Tensor], taps: Sequence[int], layers: int) -> tuple[Material, list[int]]:
+    """With the number of each document's prompt."""
     width = tensors["states"].shape[1] // len(taps)
     states = {t: tensors["states"][:, i * width : (i + 1) * width] for i, t in enumerate(taps)}
     offsets, mask = tensors["offsets"].long(), tensors["mask"].bool()
     said = f"{int(mask.sum()):,} tokens of {len(offsets) - 1} greedy answers of the target"
-    return Material(
+    material = Material(
         tensors["ids"].long(), offsets, mask, tensors["choice"].long(), states, said, final_tap=layers
     )  # fmt: skip
+    return material, tensors["prompt"].tolist()
+
+
+def _named(made: tuple[Material, list[int]], prompts: Sequence[str], kinds: Mapping[str, str] | None) -> Material:
+    material, numbers = made
+    return replace(material, kinds=tuple(kinds.get(prompts[n], "") for n in numbers)) if kinds else material
 
 
 def _forget_old(folder: Path, most: int = 2 << 30) -> None:

@@ -33,6 +33,7 @@ def report(
 ) -> dict[str, Any]:  # fmt: skip
     from ..decode.acceptance import Acceptance
     from . import verdict
+    from .by_text import by_kind, by_length
     from .signatures import signatures
 
     replayed = None
@@ -46,7 +47,7 @@ def report(
     off = _engines_off(readings, measured, taus)
     measured_too = {(t.evidence.split()[0], t.convention) for t in off}  # what a trial priced is told once
     told = [t for t in told if t.id != "EY-ENGINE" or (t.evidence.split(":")[0], _field(t)) not in measured_too]
-    told = verdict.ordered([*told, *off, *_by_length(measured), *_not_evaluated(missing)])
+    told = verdict.ordered([*told, *off, *by_length(measured), *by_kind(measured), *_not_evaluated(missing)])
     place = verdict.where(told, measured, taus, served.tau if served else None, [t.id for t in off if
                           t.severity is Severity.ERROR])  # fmt: skip
     broken = any(t.severity is Severity.ERROR for t in told)
@@ -126,6 +127,12 @@ def _engines_off(readings: Readings | None, measured: Measured | None, taus: Map
         )
         way = ways.get(real[0][0], EXPORT)
         points = "; ".join(f"{what} costs {-gain.mean:.3f} nats a token" for what, gain in real[:3])
+        mend = measured.engine_mends.get(name)
+        if mend is not None:
+            h = mend.hypothesis
+            points += (
+                f"; of all single changes to what it reads {h.group} = {h.label} helps most (+{mend.gain.mean:.3f})"
+            )
         out.append(
             Told(
                 ENGINE, "confirmed" if wanted else "static",
@@ -136,31 +143,6 @@ def _engines_off(readings: Readings | None, measured: Measured | None, taus: Map
             )
         )  # fmt: skip
     return out
-
-
-def _by_length(measured: Measured | None) -> list[Told]:
-    """Good in short texts and bad in long ones."""
-    from .verdict import Told
-
-    buckets = [b for b in (measured.positions if measured else []) if b["rounds"] >= ENOUGH_ROUNDS]
-    if len(buckets) < 2:
-        return []
-    first, last = buckets[0], buckets[-1]
-    if last["from"] < LONG or last["tau"] - 1 > 0.6 * (first["tau"] - 1):
-        return []
-    return [
-        Told(
-            "EY-MEASURED-LONG", "confirmed", Severity.WARNING, "max_position",
-            f"the accept length falls from {first['tau']:.2f} at the beginning of the text to {last['tau']:.2f} from "
-            f"position {last['from']:,} on",
-            "Long conversations gain little",
-            "Compare RoPE scaling and max_position_embeddings with training; train on longer text",
-            sources=("vllm-project/vllm#48894", "sgl-project/sglang#6783"),
-        )
-    ]  # fmt: skip
-
-
-LONG, ENOUGH_ROUNDS = 512, 150
 
 
 def _not_evaluated(missing: Sequence[Mapping[str, str]]) -> list[Told]:
@@ -196,6 +178,7 @@ def _measured_parts(
             for i, e in enumerate(e for e in measured.ledger if e.verdict != "better" or e.hypothesis not in confirmed)
         ],
         "positions": measured.positions,
+        "kinds": measured.kinds,
         "map": {"size": base.shape.draft_vocab_size, "target_size": base.shape.vocab_size,
                 "points": _points(base.ids), "best_points": _points(best.ids)},
         "tensors": _tensors(base.tensors),
@@ -230,13 +213,14 @@ def _next(
     draft: str | Path, told: Sequence[Told], target: str | Path | None, readings: Readings | None,
     measured: Measured | None,
 ) -> str:  # fmt: skip
-    from ..repair.operations import mending
+    from ..repair.remedies import unrepairable
 
     if told and told[0].id == "EY-D2T-OTHER":
         return f"eyas doctor {draft} --target {target or 'TARGET'} --reference D2T_OF_THE_TRAINING_RUN"
     for t in told:
-        if t.severity is Severity.ERROR and mending(t.id) is not None:
-            return f"eyas repair {draft} --finding {t.id} --out {draft}-mended"
+        if t.severity is Severity.ERROR and unrepairable(t.to_dict()) is None:
+            with_ = f" --target {target}" if target else ""
+            return f"eyas repair {draft}{with_} --finding {t.id} --out {draft}-mended"
     for t in told:
         if t.id == "EY-AS-READ" and "eyas export" in t.remedy:
             return f"eyas export {draft} --to {t.evidence.split()[0]} {draft}-export"

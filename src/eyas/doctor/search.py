@@ -89,6 +89,24 @@ class Search:
                 break
         return found
 
+    def singles(self, start: str, base: Specimen, tell: Callable[[str], None] = lambda text: None) -> list[Entry]:
+        """Every hypothesis alone on `base`, the best first."""
+        if time.monotonic() > self.deadline:
+            return []
+        return [entry for entry, _ in self._round(1, start, base, self.bench.surprise([base])[0], tell)]
+
+    def reduced(self, found: Found) -> Found:
+        """What `found` took, without what is not needed; every step is noted as taken."""
+        best = applied(found.base, found.taken)
+        surprise = self.bench.surprise([best])[0]
+        before = self.bench.surprise([found.base])[0]
+        whole = self.paired.gain(before, surprise, len(found.taken))
+        note = f"found from the reading {found.start}"
+        entries = [Entry(0, found.start, h, whole, "taken", note) for h in found.taken]
+        out = replace(found, best=best, taken=list(found.taken), ledger=[*found.ledger, *entries])
+        self._drop_needless(0, out, surprise)
+        return out
+
     def _take(self, found: Found, hypotheses: list[Hypothesis], gain: Gain, round_: int, note: str = "") -> None:
         for h in hypotheses:
             found.taken.append(h)

@@ -260,7 +260,7 @@ def where(
     """In which link of the chain it went wrong. taus: declared, best, training, engine names -> accept length."""
     errors = [t for t in told if t.severity is Severity.ERROR]
     confirmed = [t for t in errors if t.status == "confirmed" and t.id != ENGINE]
-    elsewhere = ("EY-LAUNCH-", "EY-SERVED-", "EY-ENGINE")
+    elsewhere = ("EY-LAUNCH-", "EY-SERVED-", "EY-ENGINE", "EY-FEATURES-")
     in_files = any(t.status == "static" and not t.id.startswith(elsewhere) for t in errors)
     if any(t.id in (NOTHING, BLIND) for t in confirmed):
         if in_files:
@@ -273,6 +273,8 @@ def where(
         return "launch"
     if in_files:
         return "checkpoint"
+    if any(t.id.startswith("EY-FEATURES-") for t in errors):
+        return "data"
     if engine_off or any(t.id == "EY-ENGINE" for t in errors):
         return "export"
     declared, trained = taus.get("declared"), taus.get("training")

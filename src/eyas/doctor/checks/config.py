@@ -198,6 +198,27 @@ def _positions(case: Case) -> Iterator[Finding]:
             "Check the training run's config",
             ("wejoncy/sfllm#32",),
         )
+    if target is not None and (kind := _scaling(rope) or _scaling(case.said("rope_scaling"))):
+        theirs = str(target.rope_parameters.get("rope_type", "default"))
+        if kind != theirs:
+            yield Finding(
+                "EY-ROPE-OTHER",
+                Severity.INFO,
+                f"RoPE is scaled ({kind}), the target's is {theirs}",
+                "Right if the draft was trained so; a draft's RoPE need not be the target's",
+                "Check the training run's config",
+                ("wejoncy/sfllm#32",),
+                convention="rope_type",
+            )
+    if case.reading is not None and case.reading.conventions.rope_step != 1:
+        yield Finding(
+            "EY-ROPE-STEP",
+            Severity.WARNING,
+            f"declared: positions advance by {case.reading.conventions.rope_step} with each drafted token",
+            "Every engine advances them by one: from the second drafted token on the angles are others than trained",
+            "Right only if the draft was trained so; then train it further with positions that advance",
+            convention="rope_step",
+        )
     longest = case.number("max_position_embeddings")
     if longest is not None and target is not None and target.max_position and longest < target.max_position:
         yield Finding(
@@ -250,3 +271,9 @@ def _architecture(case: Case) -> Iterator[Finding]:
             "Engines choose the draft's class by it: they refuse it, or load it as something else",
             f'Write ["{ARCHITECTURES[0]}"] for a Llama-like draft',
         )
+
+
+def _scaling(rope: object) -> str:
+    """The kind of RoPE that a table of parameters names, "" for none or the default one."""
+    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
+    return "" if kind in (None, "default") else str(kind)
