@@ -17,7 +17,7 @@ import torch
 
 from doctoring import Config, D, Patient, Tensors, patient_of, save
 from eyas.cli import main
-from eyas.cli.doctor import _seconds
+from eyas.cli.doctor import seconds
 from eyas.doctor import diagnosis as module
 from eyas.doctor import record as recording
 from eyas.errors import BadInput
@@ -173,15 +173,15 @@ def test_without_options_the_defaults(call: Call, asked: list, drafts: dict[str,
     assert given["trust_remote_code"] is False
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("2m", 120), ("1h", 3600), ("90", 90), ("0.5s", 0.5)])
-def test_times(text: str, seconds: float):
-    assert _seconds(text) == seconds
+@pytest.mark.parametrize(("text", "wanted"), [("60s", 60), ("2m", 120), ("1h", 3600), ("90", 90), ("0.5s", 0.5)])
+def test_times(text: str, wanted: float):
+    assert seconds(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "s", "soon", "-3s", "0", "nan", "inf", "1d", "9999999h"])
 def test_what_is_no_time(text: str):
     with pytest.raises(BadInput, match="expected a time such as 60s or 2m"):
-        _seconds(text)
+        seconds(text)
 
 
 # ---------------------------------------------------------------- what it refuses

@@ -19,7 +19,8 @@ def write(material: Material, folder: Path, conventions: Conventions, vocab: int
     taps = torch.cat([material.states[t] for t in conventions.taps], -1).bfloat16()
     count = len(material.ids)
     rows = {"ids": material.ids.int(), "mask": material.mask.to(torch.uint8), "taps": taps,
-            "top1": material.choice.int(), "final": torch.zeros(count, width).bfloat16(), "logsumexp": torch.zeros(count)}  # fmt: skip
+            "top1": material.choice.int(), "final": torch.zeros(count, width).bfloat16(),
+            "logsumexp": torch.zeros(count)}  # fmt: skip
     spans = list(zip(material.offsets.tolist(), material.offsets[1:].tolist(), strict=False))
     documents = [{name: x[a:b] for name, x in rows.items()} for a, b in spans]
     writer, buffer = ShardWriter(folder, meta), ShardBuffer(meta, [b - a for a, b in spans])

@@ -82,7 +82,7 @@ def command(
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target)
-    seconds, requests, flags = _seconds(budget), _prompts(prompts), options(launch)
+    limit, requests, flags = seconds(budget), _prompts(prompts), options(launch)
     if not static:
         from eyas.train.inputs import check_device
 
@@ -99,11 +99,11 @@ def command(
             launch=flags,
             prompts=requests,
             static=static,
-            budget=seconds,
+            budget=limit,
             k=k,
             device=device,
             trust_remote_code=trust_remote_code,
-            tell=_teller(),
+            tell=teller(),
         )
     except EyasError as error:  # whatever it is: 1 would mean findings
         raise BadInput(str(error)) from error
@@ -169,22 +169,22 @@ def _prompts(path: Path | None) -> list[str] | None:
     return [prompt.text for prompt in load_prompts(path).prompts]
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     """ "60s", "2m", "90" """
     from eyas.errors import BadInput
 
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
-        seconds = float(number) * unit
+        value = float(number) * unit
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
+        value = -1.0
+    if not 0 < value < 1e6:
         raise BadInput(f"--budget {text!r}: expected a time such as 60s or 2m")
-    return seconds
+    return value
 
 
-def _teller() -> Any:
+def teller() -> Any:
     """Progress on standard error, where somebody looks at it."""
     import sys
 

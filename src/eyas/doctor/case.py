@@ -41,13 +41,14 @@ class Case:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: str | Path | DraftFolder,
         facts: TargetFacts | None = None,
         engines: tuple[str, ...] = (),
         launch: Mapping[str, Any] | None = None,
     ) -> Case:
-        """Raises BadInput only where not even the files can be read."""
-        folder = open_folder(path)
+        """A directory, or one that is open (with changes laid over it). Raises BadInput only where not even the files
+        can be read."""
+        folder = path if isinstance(path, DraftFolder) else open_folder(path)
         try:
             reading = interpret(folder, facts.num_layers if facts else None)
             return cls(folder, facts, engines, reading, launch=launch or {})

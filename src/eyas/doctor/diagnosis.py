@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadInput, EyasError
+from ..draft.files import DraftFolder
+from ..errors import BadInput
 from .examine import examine
 from .finding import Severity
 from .reporting import report
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    draft: str | Path,
+    draft: str | Path | DraftFolder,
     *,
     target: str | Path | None = None,
     features: str | Path | None = None,
@@ -45,27 +45,31 @@ def diagnose(
 ) -> dict[str, Any]:
     """Everything that can be said, as plain JSON values (docs/doctor.md gives the schema).
 
-    target, features: folders; without both, the draft's own probe is used, if it has one. budget: seconds after which
-    no further round of hypotheses is begun. k: drafted tokens a round. Raises BadInput where not even the files can be
+    draft: a directory, or one that is open, with changes laid over it (repair/overlay.py). target, features: folders;
+    without both, the draft's own probe is used, if it has one. budget: seconds after which no further round of
+    hypotheses is begun. k: drafted tokens a round. Raises BadInput where not even the files can be
     read, or an argument is none.
     """
     began = time.monotonic()
     from ..target.facts import read_facts
 
+    folder, draft = (draft, draft.path) if isinstance(draft, DraftFolder) else (draft, draft)
+
     facts = read_facts(target) if target is not None else None
     names = tuple(name.partition("@")[0] for name in engines)
-    statics = examine(draft, facts, names, launch)
+    statics = examine(folder, facts, names, launch)
     if static:
         return report(draft, target, statics, None, None, None, served, None, [], began, k)
     from ..draft.directory import PROBE
+    from . import texts
     from .readings import Readings
 
     missing: list[dict[str, str]] = []
     material, probe = None, Path(draft) / PROBE
-    readings = Readings.open(draft, Path(target) if target else None, engines, launch or {})
+    readings = Readings.open(folder, Path(target) if target else None, engines, launch or {})
     unsupplied = not readings.has_target() or (target is None and features is None)
     if readings.reading is not None and unsupplied and probe.is_file():
-        material = _probe(draft, readings)
+        material = texts.probe(draft, readings)
     measured = None
     if readings.declared is None:
         missing.append({"what": f"trials: {readings.refusal or 'this draft cannot be replayed'}",
@@ -74,7 +78,7 @@ def diagnose(
         missing.append({"what": "trials and hypotheses: nothing can be replayed without the target's embedding",
                         "supply": "--target T"})  # fmt: skip
     else:
-        material = material or _material(readings, target, features, prompts, device, trust_remote_code, missing, tell)
+        material = material or texts.text(readings, target, features, prompts, device, trust_remote_code, missing, tell)
         if features is not None and target is not None and material is not None:
             from .features_audit import audit
 
@@ -84,94 +88,18 @@ def diagnose(
             if any(f.severity is Severity.ERROR for f in told):  # the draft is judged on the target's own states then
                 missing.append({"what": f"the draft on {features}, which are not this target's states",
                                 "supply": "features extracted again"})  # fmt: skip
-                material = _material(readings, target, None, prompts, device, trust_remote_code, missing, tell)
+                material = texts.text(readings, target, None, prompts, device, trust_remote_code, missing, tell)
         if material is not None:
             measured = _measure(readings, material, reference, k, device, began + budget, missing, tell)
     predicted = _predicted(readings, training, missing)
     return report(draft, target, statics, readings, material, measured, served, predicted, missing, began, k)
 
 
-# ---------------------------------------------------------------- what to run on
-
-
-def _probe(draft: str | Path, readings: Readings) -> Material | None:
-    """The probe, whose few embedding rows are all that is known of the target."""
-    import torch
-
-    from .material import Material
-
-    assert readings.reading is not None
-    try:
-        material = Material.of_probe(draft, readings.reading.conventions.taps)
-    except EyasError:
-        return None
-    from .specimen import declared
-
-    known, rows = material.embedding or (torch.empty(0), torch.empty(0))
-    table = torch.zeros(readings.reading.shape.vocab_size, rows.shape[1], dtype=rows.dtype)
-    table[known] = rows
-    readings.declared = declared(readings.reading, table)
-    return material
-
-
-def _material(
-    readings: Readings, target: str | Path | None, features: str | Path | None, prompts: Sequence[str] | None,
-    device: str, trust: bool, missing: list[dict[str, str]], tell: Callable[[str], None],
-) -> Material | None:  # fmt: skip
-
-    if features is not None:
-        missing.append({"what": "layers other than those of the features", "supply": "--target T without --features"})
-        assert readings.declared is not None
-        return _features(Path(features), target, readings.declared.slices, tell)
-    if target is None:
-        missing.append({"what": "trials and hypotheses", "supply": "--target T, or --features DIR"})
-        return None
-    from .prompts import KINDS, PROMPTS
-    from .record import record, useful_taps
-
-    assert readings.facts is not None and readings.declared is not None
-    near = {t + shift for t in readings.declared.slices for shift in (-2, -1, 0, 1, 2)}
-    for read in readings.as_read.values():
-        near |= set(read.slices)
-    if readings.facts.num_layers >= 7:
-        near |= {t + shift for t in readings.facts.default_taps for shift in (-1, 0, 1)} | {readings.facts.num_layers}
-    taps = useful_taps(readings.facts, sorted(near))
-    kinds = KINDS if prompts is None else None
-    return record(
-        target, taps, prompts or PROMPTS, kinds=kinds, device=device, trust_remote_code=trust, tell=tell
-    )  # fmt: skip
-
-
-def _features(folder: Path, target: str | Path | None, taps: Sequence[int], tell: Callable[[str], None]) -> Material:
-    """Eyas's own features, or a sample of what speculators or SpecForge recorded."""
-    from tempfile import TemporaryDirectory
-
-    from ..features.foreign import Kind, import_foreign
-    from ..features.reader import FeatureSet
-    from .material import Material
-
-    kind: Kind | None = None
-    if not (folder / "manifest.json").is_file():
-        kind = "speculators" if next(folder.rglob("hs_*.safetensors"), None) else None
-        kind = kind or ("specforge" if next(folder.rglob("*.ckpt*"), None) else None)
-    if kind is None:
-        return Material.of_features(FeatureSet.open(folder))
-    if target is None:
-        raise BadInput(f"{folder} holds features of {kind}, which say neither taps nor template: give --target, too")
-    tell(f"reading {kind}'s features")
-    with TemporaryDirectory(prefix="eyas-") as scratch:
-        import_foreign(kind, folder, target, scratch, taps, limit=FOREIGN_DOCUMENTS, skip_bad=True, progress=False)
-        material = Material.of_features(FeatureSet.open(scratch))
-        return replace(material.first(range(material.documents)), source=f"{folder} ({kind})")
-
-
-FOREIGN_DOCUMENTS = 96
-
-
 def _measure(
     readings: Readings, material: Material, reference_: str | Path | None, k: int, device: str, deadline: float,
     missing: list[dict[str, str]], tell: Callable[[str], None],
 ) -> Measured | None:  # fmt: skip
+    from .groups import HEAD_ROWS
     from .hypothesis import Context
     from .maps import of_head
     from .measure import measure
@@ -198,7 +126,7 @@ def _measure(
     known = dict(compared.maps)
     if readings.ends is not None and HEAD in base.tensors and base.shape.draft_vocab_size < base.shape.vocab_size:
         told = of_head(base.tensors[HEAD], readings.ends.head, base.ids)
-        known |= {} if told is None else {"the head's rows in the target": told}
+        known |= {} if told is None else {HEAD_ROWS: told}
     context = Context(
         facts=readings.facts,
         embedding=readings.ends.embedding if readings.ends else None,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..draft.files import DraftFolder
 from ..target.facts import TargetFacts
 from .case import Case
 from .checks import FAMILIES
@@ -18,7 +19,7 @@ UNNAMED = "does not name the taps"  # a refusal that EY-TAPS-UNNAMED explains be
 
 
 def examine(
-    path: str | Path,
+    path: str | Path | DraftFolder,
     facts: TargetFacts | None = None,
     engines: tuple[str, ...] = (),
     launch: Mapping[str, Any] | None = None,

@@ -24,6 +24,8 @@ class Group:
     where: str = "checkpoint"
 
 
+HEAD_ROWS = "the head's rows in the target"
+"""Label of the map that a head itself tells (maps.of_head)."""
 GROUPS = {
     "d2t": Group(
         "EY-MEASURED-D2T", "the vocabulary map", "Draft ids become other tokens than those that were trained, so "

@@ -153,12 +153,12 @@ SAMPLE, CLEAR = 64, 0.9  # rows of a head that are looked up first; cosine from 
 LOOKED_UP = 512  # rows at a time
 
 
-def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor) -> torch.Tensor | None:
+def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor | None:
     """The map that a head itself tells, where it began as the target's rows and training moved them little.
 
     head: [D, H], target: [V, H], stored: int64 [D] -> int64 [D] ids, NOWHERE for rows that are nobody's. None where a
-    sample of the rows is not the target's, or is what `stored` says. Two rows that are equal in the target are told
-    apart by nothing: the first is taken.
+    sample of the rows is not the target's, or is what `stored` says already. Two rows that are equal in the target are
+    told apart by nothing: the first is taken.
     """
     if head.dim() != 2 or head.shape[1] != target.shape[1] or not head.dtype.is_floating_point:
         return None
@@ -172,7 +172,9 @@ def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor) -> t
 
     places = torch.linspace(0, len(head) - 1, min(len(head), SAMPLE)).round().long()
     sample = nearest(places)
-    if float((sample != NOWHERE).float().mean()) < CLEAR or torch.equal(sample, stored[places]):
+    if float((sample != NOWHERE).float().mean()) < CLEAR:
+        return None
+    if stored is not None and torch.equal(sample, stored[places]):
         return None
     return torch.cat([nearest(rows) for rows in torch.arange(len(head)).split(LOOKED_UP)])
 

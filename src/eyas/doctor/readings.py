@@ -54,7 +54,7 @@ class Readings:
 
     @classmethod
     def open(
-        cls, path: str | Path, target: Path | None, engines: Sequence[str], launch: Mapping[str, Any],
+        cls, path: str | Path | DraftFolder, target: Path | None, engines: Sequence[str], launch: Mapping[str, Any],
         embedding: torch.Tensor | None = None,
     ) -> Readings:  # fmt: skip
         """`embedding`: used where there is no target. Raises BadInput where not even the files can be read."""

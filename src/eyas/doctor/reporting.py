@@ -172,7 +172,7 @@ def _measured_parts(
             {"order": i, "round": e.round, "convention": e.hypothesis.group, "hypothesis": e.hypothesis.label,
              "from": e.start, "gain": round(e.gain.mean, 4), "interval": e.gain.to_list(),
              "verdict": "refuted" if e.verdict == "taken" and e.hypothesis not in confirmed else
-             verdicts.get(e.verdict, e.verdict),
+             "helps" if e.verdict == "better" and e.start.startswith("as ") else verdicts.get(e.verdict, e.verdict),
              "delta_tau": next((round(t.delta_tau, 4) for t in measured.taken if t.hypothesis is e.hypothesis), None),
              "note": e.note}
             for i, e in enumerate(e for e in measured.ledger if e.verdict != "better" or e.hypothesis not in confirmed)
@@ -213,12 +213,12 @@ def _next(
     draft: str | Path, told: Sequence[Told], target: str | Path | None, readings: Readings | None,
     measured: Measured | None,
 ) -> str:  # fmt: skip
-    from ..repair.remedies import unrepairable
+    from ..repair.remedies import known
 
     if told and told[0].id == "EY-D2T-OTHER":
         return f"eyas doctor {draft} --target {target or 'TARGET'} --reference D2T_OF_THE_TRAINING_RUN"
     for t in told:
-        if t.severity is Severity.ERROR and unrepairable(t.to_dict()) is None:
+        if t.severity is Severity.ERROR and known(t.to_dict()):
             with_ = f" --target {target}" if target else ""
             return f"eyas repair {draft}{with_} --finding {t.id} --out {draft}-mended"
     for t in told:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 EYAS_JSON = "eyas.json"
 CONFIG = "config.json"
+HISTORY = ".eyas"  # the journal of changes made to a draft in place, and what they replaced
+PENDING = f"{HISTORY}/pending.json"  # there while such a change is under way
 TRAINING_STATE = "training_state.pt"
 LONGEST_NAME = 255  # of a file, as most file systems have it
 # Where a training state keeps the draft's tensors: SpecForge (export/checkpoint_io.py) and what others call it.
@@ -83,6 +85,11 @@ def _open(path: Path) -> DraftFolder:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a directory with config.json and the draft's weights")
+    if (folder / PENDING).exists():
+        raise BadInput(
+            f"{folder}: an in-place repair of this draft was interrupted, or is under way; run `eyas history {folder}`,"
+            f" which finishes it"
+        )
     files, placed = ([path], None) if path.is_file() else weight_files(folder)
     tensors: dict[str, TensorRef] = {}
     for file in files:

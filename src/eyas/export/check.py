@@ -1,23 +1,23 @@
 """Does a draft directory still hold what Eyas wrote? Tensors, map, config as it is spelled, recorded choices.
 
-eyas export --check DIR          pytest tests/test_export.py
+eyas verify DIR (or eyas export --check DIR)          pytest tests/test_export.py tests/test_verify.py
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..draft.checkpoint import canonical_tensors, describe_tensor, load_draft
 from ..draft.dialects.canonical import max_position
+from ..draft.digests import Compared, compare, declared
 from ..draft.directory import PROBE, facts_of
 from ..draft.files import EYAS_JSON, DraftFolder, open_folder
-from ..draft.probe import ProbeReport, verify_probe
 from ..errors import BadInput
 from .plan import spelled_otherwise
+
+if TYPE_CHECKING:
+    from ..draft.probe import ProbeReport
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class CheckReport:
     tensors: int
     problems: list[str]
     probe: ProbeReport | None
+    compared: Compared
+    """Tensor by tensor, with the digests of eyas.json."""
 
     @property
     def ok(self) -> bool:
@@ -49,28 +51,31 @@ def check_draft(path: str | Path, device: str = "cpu") -> CheckReport:
         raise BadInput(
             f"{folder.path} has no {EYAS_JSON}, so nothing says what it should hold; export it with Eyas first"
         )
-    draft, vocab_map, conventions = load_draft(path)
-    problems = []
-    declared = folder.eyas.get("tensors") or {}
     # Compared under canonical names, so that a copy with renamed or fused tensors is checked as well.
-    now = canonical_tensors(draft, vocab_map, None)
-    for name in sorted(declared.keys() | now.keys()) if declared else ():  # --no-verify records none
-        if name not in now or name not in declared:
-            problems.append(f"{name} is {'missing' if name in declared else 'not declared'}")
-            continue
-        dtype = getattr(torch, str(declared[name].get("dtype")), None)
-        if not isinstance(dtype, torch.dtype) or describe_tensor(now[name].to(dtype)) != dict(declared[name]):
-            problems.append(f"{name} is not what {EYAS_JSON} recorded (SHA-256 differs)")
+    compared = compare(folder) if declared(folder.eyas) else Compared(len(folder.tensors))  # --no-verify records none
+    problems = [f"{name} is missing" for name in compared.missing]
+    problems += [f"{name} is not declared" for name in compared.additional]
+    problems += [f"{name} is not what {EYAS_JSON} recorded (SHA-256 differs)" for name in compared.changed]
+    from ..draft.checkpoint import load_draft
+
+    try:
+        _, vocab_map, conventions = load_draft(path)
+    except BadInput as error:  # the recorded bytes may be those of a broken draft: a repair by force keeps them in step
+        return CheckReport(str(path), compared.tensors, [*problems, f"it cannot be loaded: {error}"], None, compared)
     if folder.eyas.get("vocab_map") != vocab_map.digest():
         problems.append("the vocabulary map is not the recorded one")
     problems += _spelled(folder, conventions)
-    probe = verify_probe(path, device) if (folder.path / PROBE).is_file() else None
+    probe = None
+    if (folder.path / PROBE).is_file():
+        from ..draft.probe import verify_probe
+
+        probe = verify_probe(path, device)
     if probe is not None and not probe.ok:
         problems.append(
             f"the probe: {probe.changed} of {probe.choices} choices changed, margins differ by up to "
             f"{probe.largest_margin_difference:.3g}"
         )
-    return CheckReport(str(path), len(now), problems, probe)
+    return CheckReport(str(path), compared.tensors, problems, probe, compared)
 
 
 def _spelled(folder: DraftFolder, conventions: Any) -> list[str]:

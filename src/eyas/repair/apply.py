@@ -1,197 +1,288 @@
-"""Repair a draft into a new directory: diagnose, change, read back, examine again; keep it only if it is better.
+"""Repair a draft: into a new directory or in place, by a plan, against one finding, or everything that measures wrong.
 
-    repair("broken", "mended", finding="EY-D2T-TWICE")          eyas repair broken --auto --out mended
+    repair("broken", out="mended", target="path/to/target")        eyas repair broken --auto --target T --out mended
 
-The source is never written to. The new directory appears whole, or not at all: where the finding is still there
-afterwards, or another error has come up, nothing is left.   pytest tests/test_repair.py
+Nothing is written before it was tried on an overlay in memory and found better; what was written is read back and
+compared. The journal (below .eyas/) says why, from which bytes to which, and what was tried in vain.
+    pytest tests/test_repair.py
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
-from ..artifacts import atomic_dir, atomic_write_json
-from ..doctor.case import Case
 from ..doctor.examine import examine
-from ..doctor.finding import Finding, Severity
-from ..draft.files import CONFIG, EYAS_JSON
-from ..draft.headers import read_array, read_header
-from ..draft.rewrite import rewrite
+from ..doctor.finding import Severity
+from ..draft.files import CONFIG, DraftFolder, open_folder
 from ..errors import BadInput, EyasError
-from ..target.facts import TargetFacts
-from .operations import Change, Operation, mending
+from ..target.facts import TargetFacts, read_facts
+from .auto import Mended, mend
+from .change import Change
+from .history import revert
+from .in_place import check_files, check_folder, repair_in_place
+from .journal import records
+from .operations import Done, perform
+from .overlay import Overlay
+from .plan import SHOWN, Plan, apply_plan, departures, plan_of
+from .recover import recover
+from .refs import digest
+from .remedies import candidates, refusal
+from .step import Step
+from .store import Store
+from .trials import Trials
+from .write_new import check_out, write_new
 
-JOURNAL = "repairs.json"
-MOST = 8  # repairs in one run: more than there are faults that can be told apart
+RAW = {"absolute-to-offset": "subtract-arange", "add-arange": "offset-to-absolute"}
+"""What is left of an operation when its precondition is passed over: the arithmetic alone."""
 
 
 @dataclass
 class Repaired:
     """What was done, and what the doctor says of the result."""
 
-    out: Path
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    """{finding, operation, told, tensors: {name: {before, after}}, config: {...}}"""
-    left: list[Finding] = field(default_factory=list)
-    """Errors that remain."""
+    source: Path
+    out: Path | None = None
+    """Where it was written; None where nothing was."""
+    number: int | None = None
+    """Of the change in the journal of `out`."""
+    plan: Plan | None = None
+    told: list[str] = field(default_factory=list)
+    """What each operation found, writes and reads back."""
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    """What was tried, kept or not (auto.py)."""
+    left: list[dict[str, str]] = field(default_factory=list)
+    """{"finding", "why", "evidence"}: errors that remain. After a plan or by force nothing is diagnosed again: then those of static
+    checks alone."""
+    tau: tuple[float | None, float | None] = (None, None)
+    """Replayed accept length as declared, before and after; None where nothing was replayed."""
+    forced: list[str] = field(default_factory=list)
+    """What was passed over because somebody said so."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "draft": str(self.source), "out": None if self.out is None else str(self.out), "change": self.number,
+            "plan": None if self.plan is None else self.plan.to_dict(), "told": self.told, "ledger": self.ledger,
+            "left": self.left, "tau": list(self.tau), "forced": self.forced,
+        }  # fmt: skip
 
 
 def repair(
     source: str | Path,
-    out: str | Path,
     *,
+    out: str | Path | None = None,
+    in_place: bool = False,
+    plan: Plan | None = None,
     finding: str | None = None,
+    target: str | Path | None = None,
     reference: str | Path | None = None,
-    facts: TargetFacts | None = None,
-    engines: tuple[str, ...] = (),
+    features: str | Path | None = None,
+    engines: Sequence[str] = (),
+    force: bool = False,
+    first: Mapping[str, Any] | None = None,
+    budget: float = 60.0,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Repaired:
-    """Mend one finding (or, when None, each error that can be mended) into `out`, a directory that does not exist yet.
+    """Mend `source` by a plan, or against one finding, or (neither given) all that is wrong.
 
-    Raises BadInput where the doctor does not find it in these bytes, where no operation mends it, or where the
-    operation's precondition does not hold; EyasError where the result is no better. Nothing is left at `out` then.
+    out: a directory that does not exist yet; in_place: `source` itself; neither: only try. Raises BadInput where the
+    finding does not hold for these bytes, where the plan is for others, or where a precondition does not hold;
+    EyasError where the result is no better. Nothing has been written then. force: pass over evidence, over the bytes
+    that a plan is for and over a worse result; the journal says so. first: a diagnosis of these very
+    bytes, where one was just made.
     """
-    source, out = Path(source), Path(out)
-    if not source.is_dir():
-        raise BadInput(f"{source} is not a directory; repair works on draft directories")
-    if out.exists():
-        raise BadInput(f"{out} exists; name a new directory, since a repair replaces nothing")
-    others = Case.open(reference, facts) if reference is not None else None
-    done = Repaired(out)
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(atomic_dir(out))
-        _copy(source, folder)
-        now = examine(folder, facts, engines)
-        for _ in range(1 if finding else MOST):
-            step = _step(source, folder, now, finding, others, facts)
-            if step is None:
-                break
-            before, now = now, examine(folder, facts, engines)
-            _must_be_better(step, before, now)
-            done.steps.append(step)
-        if not done.steps:
-            raise BadInput(f"{source}: none of its errors can be mended without knowing more; see eyas doctor {source}")
-        done.left = [f for f in now if f.severity is Severity.ERROR]
-        _journal(folder, source, done.steps)
+    source = Path(source)
+    folder, known, recorded = (Path(x) if x is not None else None for x in (target, reference, features))
+    if (plan is not None and finding is not None) or (force and plan is None and finding is None):
+        raise BadInput("give a plan or a finding, not both; force goes with one of them")
+    _check_places(source, out, in_place)
+    _check_given(known, recorded)
+    facts = read_facts(folder) if folder is not None else None
+    if in_place:
+        recover(source)
+    overlay = Overlay.of(source, facts)
+    if in_place:
+        _check_files(overlay)
+    done = Repaired(source)
+    if plan is not None or (finding is not None and force):
+        trials = Trials(target=folder, facts=facts, features=recorded, engines=engines, device=device,
+                        trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
+        if plan is not None:
+            steps = _planned(done, overlay, plan, force)
+        else:
+            steps = _forced(done, overlay, finding or "", folder, known, trials.names)
+        _judged(done, trials, steps, force)
+        done.plan = plan or plan_of(steps)
+    else:
+        mended = mend(overlay, target=folder, reference=known, features=Path(features) if features else None,
+                      engines=engines, only=finding, first=first, budget=budget, device=device,
+                      trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
+        steps = mended.done
+        done.ledger, done.left, done.tau = mended.ledger, mended.left, mended.tau
+        if not steps:
+            return _nothing(done, finding, mended)
+        done.plan = plan_of(steps, mended.findings)
+    done.told = [text for step in steps for text in step.told] + _recorded(overlay, steps)
+    if out is not None or in_place:
+        _write(done, Path(out) if out is not None else source, steps, in_place, facts)
     return done
 
 
-def _step(
-    source: Path, folder: Path, now: list[Finding], finding: str | None, reference: Case | None,
-    facts: TargetFacts | None,
-) -> dict[str, Any] | None:  # fmt: skip
-    """Do one repair in `folder`; None where automatic repair (no `finding`) has nothing left to do."""
-    automatic = finding is None
-    wanted = [f for f in now if (f.id == finding if finding else f.severity is Severity.ERROR)]
-    if not wanted and not automatic:
-        found = ", ".join(f.id for f in now if f.severity is not Severity.INFO) or "nothing"
+def _check_places(source: Path, out: str | Path | None, in_place: bool) -> None:
+    """Before minutes of trials, what would stop the writing."""
+    if out is not None and in_place:
+        raise BadInput("give a new directory or change the draft in place, not both")
+    if out is not None:
+        check_out(source, Path(out))
+    elif in_place:
+        check_folder(source)
+    elif not source.is_dir():
+        raise BadInput(f"{source} is not a directory; repair works on draft directories")
+
+
+def _check_given(reference: Path | None, features: Path | None) -> None:
+    """What is named must be there, even where nothing comes to need it."""
+    if reference is not None and not reference.exists():
         raise BadInput(
-            f"{source}: the doctor does not find {finding} in these files (it finds {found}); nothing was done"
+            f"{reference} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt"
         )
-    case = Case.open(folder, facts)
-    for f in wanted:
-        operation = mending(f.id)
-        if operation is None:
-            if not automatic:
-                raise BadInput(f"{source}: no operation mends {f.id} yet. {f.remedy}")
-            continue
+    if reference is not None and reference.is_dir():
+        open_folder(reference)
+    if features is not None and not features.is_dir():
+        raise BadInput(f"{features} is not a directory; --features takes recorded features (eyas extract)")
+
+
+def _check_files(overlay: Overlay) -> None:
+    """Where not one file may be changed in place (a hub cache), no trial is worth its time."""
+    names = [CONFIG, *(str(file.relative_to(overlay.path)) for file in overlay.base.files)]
+    refused = []
+    for name in names:
         try:
-            change = operation.plan(case, reference)
-        except BadInput:
-            if not automatic:
-                raise
-            continue
-        return _apply(folder, case, f, operation, change)
-    return None
+            check_files(overlay.path, [name])
+        except BadInput as error:
+            refused.append(error)
+    if len(refused) == len(names):
+        raise refused[0]
 
 
-def _apply(folder: Path, case: Case, finding: Finding, operation: Operation, change: Change) -> dict[str, Any]:
-    tensors: dict[str, Any] = {}
-    for name, value in change.tensors.items():
-        file = case.folder.tensors[name].file if name in case.folder.tensors else case.folder.files[0]
-        if file.suffix != ".safetensors":
-            raise BadInput(f"{file} is a pickle; convert it first: eyas export writes safetensors")
-        before = _digest(file, name)
-        new = file.with_name(file.name + ".new")
-        rewrite(file, new, {name: value})
-        shutil.copymode(file, new)
-        new.replace(file)
-        tensors[name] = {"before": before, "after": _digest(file, name)}
-        _index(folder, name, file.name, present=value is not None)
-    config = dict(case.config)
-    fields = {}
-    for name, value in change.config.items():
-        fields[name] = {"before": config.get(name), "after": value}
-        config[name] = value
-    if fields:
-        atomic_write_json(folder / CONFIG, config)
-    told = [*change.told, *(text for n, d in tensors.items() if (text := _recorded(folder, n, d["after"])))]
-    return {
-        "finding": finding.id, "evidence": finding.evidence, "operation": operation.name, "inverse": operation.inverse,
-        "told": told, "tensors": tensors, "config": fields,
+def _planned(done: Repaired, overlay: Overlay, plan: Plan, force: bool) -> list[Done]:
+    applied = apply_plan(overlay, plan, force)
+    done.forced += applied.forced
+    other = departures(applied.after, Plan((), made_for=plan.makes)) if not applied.forced else []
+    if other and not force:
+        raise BadInput(
+            f"{overlay.path}: the steps of the plan make something else than it says in `makes` "
+            f"({'; '.join(other[:SHOWN])}): it was edited, or another Eyas made it. Diagnose the draft again, or --force "
+            f"the plan where you mean it so"
+        )
+    done.forced += [f"other than the plan says: {text}" for text in other]
+    return list(applied.done)
+
+
+def _forced(
+    done: Repaired,
+    overlay: Overlay,
+    finding: str,
+    target: Path | None,
+    reference: Path | None,
+    engines: tuple[str, ...],
+) -> list[Done]:
+    """The first remedy that can be done at all for a finding that perhaps nobody has seen in these bytes."""
+    asked: dict[str, Any] = {"id": finding, "status": "static", "severity": "error", "convention": None, "best": None}
+    steps = candidates(asked, overlay, target=target, reference=reference)
+    if not steps:
+        raise BadInput(f"{overlay.path}: no operation mends {finding}, not even by force")
+    if all(f.id != finding for f in examine(overlay.folder, overlay.facts, engines)):
+        done.forced.append(f"{finding} was not found in these bytes")
+    for step in steps:
+        if not refusal(overlay, step):
+            return [perform(overlay, step)]
+    for step in steps:
+        raw = Step(RAW.get(step.operation, step.operation), step.arguments, step.why, sure=False)
+        if not refusal(overlay, raw):
+            done.forced.append(f"{step.operation} was refused: {refusal(overlay, step)}")
+            return [perform(overlay, raw)]
+    raise BadInput(refusal(overlay, steps[0]))
+
+
+def _judged(done: Repaired, trials: Trials, steps: Sequence[Done], force: bool) -> None:
+    """Keep what a plan or a forced step makes only where it is no worse."""
+    before, after = trials.of(steps[0].before), trials.of(steps[-1].after)
+    done.tau = before.tau, after.tau
+    if why := trials.worse(before, after):
+        if not force:
+            raise EyasError(
+                f"{done.source}: the plan makes the draft worse ({why}), so nothing was written; diagnose it again "
+                f"(eyas doctor), or --force the plan"
+            )
+        done.forced.append(f"worse: {why}")
+    done.left = [{"finding": s.id, "why": "nothing was done against it", "evidence": s.evidence}
+                 for s in after.seen if s.severity is Severity.ERROR]  # fmt: skip
+
+
+def _nothing(done: Repaired, finding: str | None, mended: Mended) -> Repaired:
+    if finding is None:
+        return done
+    why = next((x["why"] for x in mended.left if x["finding"] == finding), "no operation mends it")
+    raise BadInput(f"{done.source}: {finding} was not mended: {why}")
+
+
+def _recorded(overlay: Overlay, steps: Sequence[Done]) -> list[str]:
+    """What eyas.json, which training wrote, says to the new bytes of each tensor; of one that an earlier change wrote,
+    eyas.json says what that made of it."""
+    held: Mapping[str, Any] = (overlay.eyas or {}).get("tensors") or {}
+    earlier = {name for record in records(Store(overlay.path)) for name in record.get("tensors", {})}
+    after, out = steps[-1].after.tensors, []
+    for name in sorted({name for step in steps for name in step.tensors} & after.keys() & held.keys() - earlier):
+        recorded = held[name].get("sha256") if isinstance(held[name], Mapping) else None
+        if recorded is not None:
+            same = recorded == digest(after[name])
+            out.append(f"{name}: {'bit for bit what training wrote' if same else 'not what training wrote'}, "
+                       "by eyas.json")  # fmt: skip
+    return out
+
+
+def _write(done: Repaired, out: Path, steps: Sequence[Done], in_place: bool, facts: TargetFacts | None) -> None:
+    assert done.plan is not None
+    entry = {
+        "finding": ", ".join(dict.fromkeys(s.step.why for s in steps if s.step.why)),
+        "operation": ", ".join(s.step.operation for s in steps),
+        "told": done.told, "plan": done.plan.to_dict(), "ledger": done.ledger, "tau": list(done.tau),
+        "forced": done.forced,
     }  # fmt: skip
+    decided = plan_of(list(steps))
 
+    def again(draft: DraftFolder) -> Change:
+        """The change, of the files as they are by now."""
+        overlay = Overlay.over(draft, facts)
+        if odd := departures(overlay, decided):
+            raise BadInput(
+                f"{done.source} was changed while its repair was being tried ({'; '.join(odd[:SHOWN])}); run the same "
+                f"command again"
+            )
+        for step in decided.steps:
+            overlay = perform(overlay, step).after
+        return overlay.change()
 
-def _must_be_better(step: dict[str, Any], before: list[Finding], after: list[Finding]) -> None:
-    """The finding is gone, and no error has come up that was not there."""
-    known = {f.id for f in before}
-    fresh = [f for f in after if f.severity is Severity.ERROR and f.id not in known]
-    if any(f.id == step["finding"] for f in after) or fresh:
-        said = f"it brings up {', '.join(f.id for f in fresh)}" if fresh else f"{step['finding']} is still there"
-        raise EyasError(f"{step['operation']} did not mend the draft ({said}), so nothing was kept")
-
-
-def _copy(source: Path, folder: Path) -> None:
-    """All files, symlinks followed: copies, never hard links, since a link shares its bytes with the source."""
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
-            target.chmod(target.stat().st_mode | 0o200)
-
-
-def _digest(file: Path, name: str) -> str | None:
-    """SHA-256 of a tensor's bytes in a safetensors file."""
-    entry = read_header(file).entries.get(name)
-    return None if entry is None else hashlib.sha256(read_array(file, entry).tobytes()).hexdigest()
-
-
-def _index(folder: Path, name: str, file: str, present: bool) -> None:
-    """Keep the index of a sharded draft in step."""
-    path = folder / "model.safetensors.index.json"
-    if path.is_file():
-        index = json.loads(path.read_text(encoding="utf-8"))
-        if present:
-            index["weight_map"][name] = file
+    if in_place:
+        done.number = repair_in_place(out, again, entry)
+    else:
+        write_new(done.source, out, again, entry)
+        done.number = 1
+    try:
+        odd = departures(Overlay.of(out, facts), Plan((), made_for=decided.makes))
+    except EyasError as error:
+        odd = [str(error)]
+    if odd:
+        if in_place:
+            revert(out, done.number)
         else:
-            index["weight_map"].pop(name, None)
-        atomic_write_json(path, index)
-
-
-def _recorded(folder: Path, name: str, digest: str | None) -> str | None:
-    """What eyas.json, which training wrote, says to a tensor's new bytes."""
-    path = folder / EYAS_JSON
-    if not path.is_file():
-        return None
-    recorded = json.loads(path.read_text(encoding="utf-8")).get("tensors", {}).get(name, {}).get("sha256")
-    if recorded is None:
-        return None
-    same = recorded == digest
-    return f"{name}: {'bit for bit what training wrote' if same else 'not what training wrote'}, by {EYAS_JSON}"
-
-
-def _journal(folder: Path, source: Path, steps: list[dict[str, Any]]) -> None:
-    """repairs.json: what was done to get here, oldest first."""
-    path = folder / JOURNAL
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = {"when": now, "eyas_version": __version__, "from": source.name, "steps": steps}
-    atomic_write_json(path, [*earlier, entry])
+            shutil.rmtree(out)
+        raise EyasError(f"{out}: what was read back is not what was written ({'; '.join(odd)}); it was taken back")
+    done.out = out

@@ -1,216 +1,199 @@
-"""Operations on a draft: what each mends, when it may be done, what it changes, and which one undoes it.
+"""Operations on a draft, by name: what each does, when it may be done, and what undoes it.
 
-An operation looks at the bytes before it touches anything. "Absolute ids to offsets" refuses a map that is right as
-offsets, which is how a week was once lost.   pytest tests/test_repair.py
+    done = perform(Overlay.of("draft"), Step("absolute-to-offset")); done.after.change(); done.told; done.inverse
+
+An operation looks at the bytes before it touches anything, and raises BadInput where its precondition does not hold.
+Its arguments are JSON values, so that a repair can be written down, reviewed and replayed (plan.py).
+    pytest tests/test_repair_operations.py
 """
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
 
-from ..doctor.case import Case
+from ..draft.files import CONFIG, EYAS_JSON, TensorRef
 from ..errors import BadInput
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
-
-@dataclass
-class Change:
-    """What an operation wants: tensors by stored name (None: left out) and config fields (`...`: removed)."""
-
-    tensors: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
-    """What it found and what it writes, as a careful engineer would say it."""
+from . import ends, flags, fold, map_forms, maps, names, places, sizes, taps, tensors
+from .overlay import Overlay, differing
+from .step import Step
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`plan(case, reference)` gives the change, or raises BadInput saying why it must not be done."""
+    """`run(overlay, **arguments)` gives the overlay with its change, or raises BadInput saying why it must not be."""
 
     name: str
-    what: str
-    mends: tuple[str, ...]
-    """Findings of the doctor."""
-    inverse: str | None
-    """The operation that undoes it, None where only the original directory can."""
-    plan: Callable[[Case, Case | None], Change]
+    run: Callable[..., Overlay]
+    back: Callable[..., list[Step] | None] | None = None
+    """(before, after, **arguments) -> the steps that bring the tensors back, bit for bit. None, or one that gives None:
+    only the journal's undo does."""
+    reads: tuple[str, ...] = ()
+    """Canonical tensors that it looks at, beside those that it changes."""
+
+    @property
+    def what(self) -> str:
+        """In one sentence."""
+        return (self.run.__doc__ or "").strip().partition("\n")[0]
 
 
-def _map(case: Case) -> tuple[Array, Array | None, int]:
-    """d2t as int64, the ids that t2d marks (None where there is no usable t2d), V."""
-    import numpy as np
-
-    d2t, t2d, vocab = case.array("d2t"), case.array("t2d"), case.vocab
-    if d2t is None or d2t.ndim != 1 or d2t.dtype.kind not in "iu":
-        raise BadInput(f"{case.folder.path}: there is no d2t of whole numbers to work on")
-    if vocab is None:
-        raise BadInput(f"{case.folder.path}: the size of the target's vocabulary is not known; give --target")
-    usable = t2d is not None and t2d.ndim == 1 and len(t2d) == vocab
-    marks = np.flatnonzero(t2d) if usable and t2d is not None else None
-    return np.asarray(d2t).astype(np.int64), marks, vocab
+def _config_only(before: Overlay, after: Overlay, **_: Any) -> list[Step]:
+    """No tensor changes; `inverse_of` puts the fields back."""
+    return []
 
 
-def _is_map(ids: Array, marks: Array | None, vocab: int) -> bool:
-    """Ascending, in range, and what t2d marks, where it does."""
-    import numpy as np
+MAP = ("d2t", "t2d")
+_ALL = (
+    Operation("absolute-to-offset", maps.absolute_to_offset, maps.back("offset-to-absolute"), MAP),
+    Operation("offset-to-absolute", maps.offset_to_absolute, maps.back("absolute-to-offset"), MAP),
+    Operation("add-arange", maps.add_arange, maps.back("subtract-arange"), MAP),
+    Operation("subtract-arange", maps.subtract_arange, maps.back("add-arange"), MAP),
+    Operation("d2t-from-t2d", maps.d2t_from_t2d, tensors.dropped_again, MAP),
+    Operation("t2d-from-d2t", maps.t2d_from_d2t, tensors.dropped_again, MAP),
+    Operation("map-from-reference", map_forms.map_from_reference, tensors.dropped_again, MAP),
+    Operation("map-from-head", ends.map_from_head, tensors.dropped_again, (*MAP, ends.HEAD)),
+    Operation("set-map-form", map_forms.set_map_form, map_forms.form_back, MAP),
+    Operation("map-dtype", maps.map_dtype, maps.dtype_back, MAP),
+    Operation("drop-maps", maps.drop_maps, None, MAP),
+    Operation("write-taps", taps.write_taps, taps.taps_back),
+    Operation("permute-fc-slices", taps.permute_fc_slices, taps.order_back),
+    Operation("set-flag", flags.set_flag, _config_only),
+    Operation("declare", flags.declare, _config_only),
+    Operation("set-rope", flags.set_rope, _config_only),
+    Operation("set-positions", flags.set_positions, _config_only),
+    Operation("write-fields", flags.write_fields, _config_only),
+    Operation("name-draft-vocabulary", sizes.name_draft_vocabulary, _config_only),
+    Operation("set-vocab-size", sizes.set_vocab_size, _config_only),
+    Operation("sizes-from-tensors", sizes.sizes_from_tensors, _config_only),
+    Operation("rename", names.rename, names.rename_back),
+    Operation("rename-keys", names.rename_keys, names.keys_back),
+    Operation("respell", names.respell, names.respell_back),
+    Operation("split", names.split, names.split_back),
+    Operation("fuse", names.fuse, names.fuse_back),
+    Operation("swap", tensors.swap, tensors.itself("swap")),
+    Operation("transpose", tensors.transpose, tensors.transpose_back),
+    Operation("permute-rotary", tensors.permute_rotary, tensors.rotary_back),
+    Operation("swap-halves", tensors.swap_halves, tensors.itself("swap-halves")),
+    Operation("add-to-norms", tensors.add_to_norms, tensors.norms_back),
+    Operation("norm-of-ones", tensors.norm_of_ones, tensors.dropped_again),
+    Operation("without-norms", tensors.without_norms),
+    Operation("tensor-from-reference", tensors.tensor_from_reference, tensors.dropped_again),
+    Operation("cast", tensors.cast, tensors.cast_back),
+    Operation("drop-tensors", tensors.drop_tensors),
+    Operation("head-from-target", ends.head_from_target, tensors.dropped_again, (*MAP, ends.HEAD)),
+    Operation("embedding-from-target", ends.embedding_from_target, tensors.dropped_again),
+    Operation("drop-embedding", ends.drop_embedding),
+    Operation("scale", ends.scale, ends.scale_back),
+    Operation("fold", fold.fold, fold.fold_back),
+)
+OPERATIONS = {operation.name: operation for operation in _ALL}
 
-    possible = bool(len(ids) and ids[0] >= 0 and ids[-1] < vocab and np.all(np.diff(ids) > 0))
-    return possible and (marks is None or np.array_equal(ids, marks))
+
+@dataclass(frozen=True)
+class Done:
+    """A step that was performed; nothing has been written."""
+
+    step: Step
+    before: Overlay
+    after: Overlay
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What it found, what it writes, what it reads back."""
+        return self.after.told[len(self.before.told) :]
+
+    @property
+    def tensors(self) -> dict[str, TensorRef | None]:
+        """By stored name, what became another tensor; None: taken out."""
+        return differing(self.before.tensors, self.after.tensors)
+
+    @cached_property
+    def inverse(self) -> list[Step] | None:
+        """The steps that undo it bit for bit; None where only the journal does."""
+        return inverse_of(self.step, self.before, self.after)
 
 
-def _stored(case: Case, name: str) -> str:
-    """The name under which a canonical tensor lies in the file."""
-    return case.tensors[name].name if name in case.tensors else name
+def perform(overlay: Overlay, step: Step) -> Done:
+    """Do one step on an overlay. Raises BadInput where the operation is unknown, its arguments are not what it takes,
+    or its precondition does not hold."""
+    operation = find(step.operation)
+    arguments = _checked(operation, step)
+    done = Done(step, overlay, operation.run(overlay, **arguments))
+    after = done.after
+    if not done.tensors and after.config == overlay.config and after.eyas == overlay.eyas:
+        raise BadInput(f"{step}: {overlay.path} is so already, nothing would change")
+    return done
 
 
-def _shift(times: int, wanted: str) -> Callable[[Case, Case | None], Change]:
-    """Add `times * arange(D)` to d2t, if that makes a map and what is there is none."""
+def find(name: str) -> Operation:
+    """The operation. Raises BadInput naming those that there are."""
+    if name not in OPERATIONS:
+        raise BadInput(f"there is no operation {name!r}; known are {', '.join(OPERATIONS)}")
+    return OPERATIONS[name]
 
-    def plan(case: Case, _: Case | None) -> Change:
-        import numpy as np
 
-        d2t, marks, vocab = _map(case)
-        place = np.arange(len(d2t))
-        if _is_map(place + d2t, marks, vocab):
-            said = ", and t2d marks exactly these ids" if marks is not None else ""
+def inverse_of(step: Step, before: Overlay, after: Overlay) -> list[Step] | None:
+    """The steps that make `before` of `after`, tensors bit for bit, configs field by field; None where there are none.
+
+    Where a fused projection was taken apart on the way, it is put together again.
+    """
+    operation = find(step.operation)
+    if operation.back is None:
+        return None
+    steps = operation.back(before, after, **step.arguments)
+    if steps is None:
+        return None
+    cut = sorted(name for name in before.tensors if names.is_fused(name) and name not in after.tensors)
+    if cut and step.operation not in ("split", "rename-keys", "respell", "rename"):
+        steps = [*steps, Step("fuse", {"names": cut})]
+    values, removed = {}, {}
+    for file, old, new in ((CONFIG, before.config, after.config), (EYAS_JSON, before.eyas, after.eyas)):
+        changed, gone = places.between(new or {}, old or {})
+        if changed:
+            values[file] = changed
+        if gone:
+            removed[file] = gone
+    return [*steps, Step("write-fields", {"values": values, "removed": removed})] if values or removed else steps
+
+
+def concerned(done: Done) -> list[str]:
+    """Stored names, before the step, of the tensors that it looked at or changed."""
+    looked = [held for n in find(done.step.operation).reads if (held := done.before.stored(n)) is not None]
+    return sorted({*looked, *(name for name in done.tensors)})
+
+
+def _checked(operation: Operation, step: Step) -> dict[str, Any]:
+    """The arguments, each of the type that the operation names."""
+    from pydantic import ValidationError
+
+    try:
+        inspect.signature(operation.run).bind(None, **step.arguments)
+    except TypeError as error:
+        raise BadInput(f"step {step.operation}: {error}; it takes {_takes(operation)}") from error
+    out = {}
+    for name, value in step.arguments.items():
+        try:
+            out[name] = _types(operation.name)[name].validate_python(value, strict=True)
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
             raise BadInput(
-                f"{case.folder.path}: d2t is right as it stands: read as offsets it gives ascending target ids in "
-                f"range{said} ({quote(d2t)}). Zeros at its beginning only say that the first ids coincide. Nothing was "
-                f"changed"
-            )
-        new = d2t + times * place
-        if not _is_map(place + new, marks, vocab):
-            raise BadInput(
-                f"{case.folder.path}: that would not make a map of d2t ({quote(d2t)}): the ids would still not ascend, "
-                f"leave the target's {vocab:,} ids, or differ from those that t2d marks. {wanted}"
-            )
-        return _map_change(case, d2t, new)
-
-    return plan
+                f"step {step.operation}: {name} = {value!r:.80}: {what}; it takes {_takes(operation)}"
+            ) from error
+    return out
 
 
-def _from_t2d(case: Case, _: Case | None) -> Change:
-    """Rebuild d2t from the ids that t2d marks, if they are as many as the head has rows."""
-    import numpy as np
+@cache
+def _types(name: str) -> dict[str, Any]:
+    from pydantic import TypeAdapter
 
-    t2d, size, vocab = case.array("t2d"), case.draft_vocab, case.vocab
-    if t2d is None or t2d.ndim != 1 or len(t2d) != vocab:
-        raise BadInput(f"{case.folder.path}: there is no t2d with one entry a target id to rebuild d2t from")
-    marks = np.flatnonzero(t2d)
-    if len(marks) != size:
-        raise BadInput(
-            f"{case.folder.path}: t2d marks {len(marks):,} ids, the draft vocabulary has {size or 0:,}: it is of "
-            f"another map, so rebuilding d2t from it would be wrong"
-        )
-    old = case.array("d2t")
-    return _map_change(case, old, marks - np.arange(len(marks)))
+    hints = typing.get_type_hints(OPERATIONS[name].run)
+    return {key: TypeAdapter(hint) for key, hint in hints.items() if key not in ("overlay", "return")}
 
 
-def _marks_from_d2t(case: Case, _: Case | None) -> Change:
-    """Rebuild t2d from a d2t that is a map by itself."""
-    import numpy as np
-
-    d2t, _marks, vocab = _map(case)
-    ids = np.arange(len(d2t)) + d2t
-    if not _is_map(ids, None, vocab):
-        raise BadInput(f"{case.folder.path}: d2t ({quote(d2t)}) is no map itself, so t2d cannot be rebuilt from it")
-    marks = np.zeros(vocab, dtype=bool)
-    marks[ids] = True
-    told = f"t2d: marks {len(ids):,} ids of d2t, {int(ids[0]):,} to {int(ids[-1]):,}"
-    return Change({_stored(case, "t2d"): marks}, {}, [told])
-
-
-def _from_reference(case: Case, reference: Case | None) -> Change:
-    """Take both maps of another checkpoint of the same sizes."""
-    import numpy as np
-
-    if reference is None:
-        raise BadInput("this repair copies the map of another checkpoint: name it with --reference")
-    theirs, marks, vocab = _map(reference)
-    size = case.draft_vocab
-    if len(theirs) != size or vocab != case.vocab:
-        raise BadInput(
-            f"{reference.folder.path} maps {len(theirs):,} of {vocab:,} ids, {case.folder.path} needs {size or 0:,} of "
-            f"{case.vocab or 0:,}: they are not of the same draft"
-        )
-    ids = np.arange(len(theirs)) + theirs
-    if not _is_map(ids, marks, vocab):
-        raise BadInput(f"{reference.folder.path}: its own map is broken ({quote(theirs)}); examine it first")
-    old = case.array("d2t")
-    change = _map_change(case, old, theirs)
-    full = np.zeros(vocab, dtype=bool)
-    full[ids] = True
-    change.tensors[_stored(case, "t2d")] = full
-    return change
-
-
-def _map_change(case: Case, old: Array | None, new: Array) -> Change:
-    import numpy as np
-
-    found = f"found d2t: {quote(old)}" if old is not None else "found no d2t"
-    value = np.ascontiguousarray(new.astype(np.int64))
-    return Change({_stored(case, "d2t"): value}, {}, [found, f"writes d2t: {quote(value)}"])
-
-
-def _field(**values: Any) -> Callable[[Case, Case | None], Change]:
-    def plan(case: Case, _: Case | None) -> Change:
-        told = [f"{name}: {case.config.get(name, 'absent')!r} -> {value!r}" for name, value in values.items()]
-        return Change({}, values, told)
-
-    return plan
-
-
-def _name_head(case: Case, _: Case | None) -> Change:
-    head = case.tensors.get("lm_head.weight")
-    if head is None or not head.shape:
-        raise BadInput(f"{case.folder.path}: there is no lm_head.weight whose rows could be counted")
-    return _field(draft_vocab_size=head.shape[0])(case, None)
-
-
-def _flag_norms(case: Case, _: Case | None) -> Change:
-    flags = {"norm_before_fc": "input_norm.", "fc_norm": "fc_norm."}
-    wanted = {f: True for f, prefix in flags.items() if any(name.startswith(prefix) for name in case.tensors)}
-    if len(wanted) != 1:
-        raise BadInput(f"{case.folder.path}: the tensors do not belong to one of {', '.join(flags)} alone")
-    return _field(**wanted)(case, None)
-
-
-def quote(values: Array) -> str:
-    """First values, the one at 1,000, how many."""
-    text = f"{len(values):,} numbers, it begins {values[:4].tolist()}"
-    return text + (f", d2t[1000] = {int(values[1000])}" if len(values) > 1000 else "")
-
-
-OPERATIONS = (
-    Operation(
-        "absolute-to-offset", "subtract arange(D) from d2t, once", ("EY-D2T-ABSOLUTE",), "add-arange",
-        _shift(-1, "If it holds absolute ids, they are of another target"),
-    ),
-    Operation(
-        "add-arange", "add arange(D) to d2t, once: undoes a needless subtraction", ("EY-D2T-TWICE",),
-        "absolute-to-offset", _shift(1, "Another mistake was made"),
-    ),
-    Operation(
-        "d2t-from-t2d", "rebuild d2t from the ids that t2d marks",
-        ("EY-D2T-ARANGE", "EY-D2T-ZEROS", "EY-D2T-MISSING", "EY-D2T-RANGE", "EY-D2T-DUPLICATE", "EY-D2T-SIZE",
-         "EY-D2T-DTYPE"),
-        None, _from_t2d,
-    ),
-    Operation("t2d-from-d2t", "rebuild t2d from d2t", ("EY-T2D-SIZE",), None, _marks_from_d2t),
-    Operation("map-from-reference", "take the map of another checkpoint", ("EY-D2T-T2D",), None, _from_reference),
-    Operation("untie", "tie_word_embeddings = false", ("EY-TIED-PRUNED",), None, _field(tie_word_embeddings=False)),
-    Operation("name-draft-vocabulary", "draft_vocab_size = rows of the head", ("EY-VOCAB-UNNAMED",), None, _name_head),
-    Operation("flag-norms", "set the flag of the norms that are there", ("EY-NORM-UNFLAGGED",), None, _flag_norms),
-)  # fmt: skip
-BY_NAME = {operation.name: operation for operation in OPERATIONS}
-
-
-def mending(finding: str) -> Operation | None:
-    """The operation for a finding, None where there is none yet."""
-    return next((operation for operation in OPERATIONS if finding in operation.mends), None)
+def _takes(operation: Operation) -> str:
+    parameters = list(inspect.signature(operation.run).parameters.values())[1:]
+    return ", ".join(f"{p.name}: {p.annotation}" for p in parameters) or "no arguments"

@@ -147,7 +147,7 @@ def _evidence(diagnosis: Mapping[str, Any]) -> str:
     ledger = rows(diagnosis.get("ledger"))
     if not ledger:
         return ""
-    first = [row for row in ledger if row.get("verdict") in ("confirmed", "inconclusive") or row.get("note")]
+    first = text.notable(diagnosis)
     said = "" if first else f"<p>Of {len(ledger)} hypotheses none was confirmed and none is undecided.</p>"
     shown = _ledger(first, "Confirmed, undecided and reversed") if first else ""
     whole_ledger = _ledger(ledger, "In the order of the investigation")
@@ -165,7 +165,8 @@ def _ledger(ledger: Sequence[Mapping[str, Any]], caption: str) -> str:
     body = []
     for row in ledger:
         verdict = text.verdict_words(row.get("verdict"))
-        tone = next((v for v in ("confirmed", "inconclusive", "refuted") if v == row.get("verdict")), "not_evaluated")
+        said_as = "inconclusive" if row.get("verdict") == "helps" else row.get("verdict")
+        tone = next((v for v in ("confirmed", "inconclusive", "refuted") if v == said_as), "not_evaluated")
         gain, reach = number(row.get("gain")), span(row.get("interval"), 3, True)
         said = f"{fixed(gain, 3, True)}{reach and f' ({reach})'}"
         ends = pair(row.get("interval"))

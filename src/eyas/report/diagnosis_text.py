@@ -22,7 +22,7 @@ SEVERITIES = ("error", "warning", "info", "ok")  # worst first
 STYLES = {
     "error": "bold red", "warning": "yellow", "ok": "green", "info": "dim",
     "faulty": "bold red", "undecided": "bold yellow", "healthy": "bold green",
-    "confirmed": "bold red", "inconclusive": "yellow", "refuted": "green", "not_evaluated": "dim",
+    "confirmed": "bold red", "helps": "yellow", "inconclusive": "yellow", "refuted": "green", "not_evaluated": "dim",
 }  # fmt: skip
 FALLBACK = {
     "healthy": "No fault was found in this draft.",
@@ -157,11 +157,25 @@ def starting(value: Any) -> str:
     return "starts" if value is True else "does not start" if value is False else "not evaluated whether it starts"
 
 
+def notable(diagnosis: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Hypotheses that are confirmed, undecided, or have a note; of those on an engine's reading, what helps it."""
+    return [
+        row
+        for row in rows(diagnosis.get("ledger"))
+        if row.get("verdict") in ("confirmed", "helps")
+        or (not _on_an_engine(row) and (row.get("verdict") == "inconclusive" or row.get("note")))
+    ]
+
+
+def _on_an_engine(row: Mapping[str, Any]) -> bool:
+    return str(row.get("from", "")).startswith("as ")
+
+
 def ruled_out(diagnosis: Mapping[str, Any]) -> list[tuple[str, int, str, list[str]]]:
     """Per convention: its name, how many alternatives were refuted, the range of their gains, and which they were."""
     grouped: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows(diagnosis.get("ledger")):
-        if row.get("verdict") == "refuted":
+        if row.get("verdict") == "refuted" and not _on_an_engine(row):
             grouped.setdefault(words(row.get("convention")), []).append(row)
     found = []
     for convention, refuted in grouped.items():
@@ -229,7 +243,7 @@ def _evidence(console: Console, diagnosis: Mapping[str, Any]) -> None:
     if not ledger:
         _say(console, "\nNo hypothesis was measured: this diagnosis is of the files alone.")
         return
-    shown = [row for row in ledger if row.get("verdict") in ("confirmed", "inconclusive") or row.get("note")]
+    shown = notable(diagnosis)
     if shown:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, right in (("verdict", False), ("hypothesis", False), ("gain", True), ("Δτ", True)):

@@ -1,0 +1,45 @@
+"""`eyas verify`: is this copy of a draft intact?   eyas verify draft"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+HELP = """Prove that a draft is what Eyas wrote: after a copy, an upload, a conversion. The target is not needed.
+
+Every tensor is compared with its digest in eyas.json, under its canonical name and in its recorded dtype, so that a
+conversion that renamed, fused or widened it is checked as well; tensors that are missing, additional or changed are
+named. Then the vocabulary map, config.json as engines read it, and the probe: the draft is run on the few recorded
+sequences that it carries, and must choose what it chose when it was exported.
+
+`eyas export --check DIR` compares the same; this verb refuses a draft that carries no digests.
+
+\b
+Examples:
+  eyas verify draft
+  eyas verify path/to/downloaded/draft --json
+
+Exit codes: 0 intact, 1 something differs, 2 it cannot be checked (no eyas.json, no digests, unreadable).
+"""
+
+
+@click.command("verify", help=HELP, short_help="Prove that a copy, an upload or a conversion of a draft is intact.")
+@click.argument("draft", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(draft: Path, as_json: bool) -> None:
+    from eyas.repair.verify import verify_draft
+
+    report = verify_draft(draft)
+    if as_json:
+        click.echo(json.dumps(report.to_dict()))
+        raise SystemExit(0 if report.ok else 1)
+    for problem in report.problems:
+        click.echo(f"  {problem}")
+    if report.compared.converted:
+        click.echo(f"  stored in another dtype, the recorded numbers: {', '.join(report.compared.converted)}")
+    probe = "it carries no probe" if report.probe is None else f"{report.probe.choices} recorded choices replayed"
+    said = "intact" if report.ok else f"NOT intact ({len(report.problems)} differences)"
+    click.echo(f"{draft}: {report.tensors} tensors compared, {probe}: {said}")
+    raise SystemExit(0 if report.ok else 1)
