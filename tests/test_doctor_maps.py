@@ -185,6 +185,15 @@ def test_a_head_that_began_as_the_targets_rows_tells_its_map():
     assert told is not None and told[5] == NOWHERE and torch.equal(told[6:], ids[6:])
 
 
+def test_equal_rows_of_the_target_are_told_apart_by_their_order():
+    target = torch.randn(400, 48, generator=torch.Generator().manual_seed(0))
+    target[5:17] = target[5]  # special tokens that nobody trained
+    ids = torch.tensor([2, 5, 6, 7, 9, 20, 30])
+    told = of_head(target[ids], target, torch.arange(7))
+    assert told is not None and bool((told.diff() > 0).all())
+    assert torch.equal(target[told], target[ids]) and torch.equal(told[[0, 1, 5, 6]], ids[[0, 1, 5, 6]])
+
+
 def test_a_head_of_its_own_tells_no_map():
     generator = torch.Generator().manual_seed(0)
     target, head = torch.randn(400, 48, generator=generator), torch.randn(120, 48, generator=generator)

@@ -151,14 +151,15 @@ def align_freely(tokens: torch.Tensor, light: torch.Tensor, specimen: Specimen) 
 
 SAMPLE, CLEAR = 64, 0.9  # rows of a head that are looked up first; cosine from which a row is the target's own
 LOOKED_UP = 512  # rows at a time
+EQUAL, MOST_EQUAL = 0.999, 1024  # cosine of rows that are the same, in bfloat16; how many are put in order
 
 
 def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor | None:
     """The map that a head itself tells, where it began as the target's rows and training moved them little.
 
     head: [D, H], target: [V, H], stored: int64 [D] -> int64 [D] ids, NOWHERE for rows that are nobody's. None where a
-    sample of the rows is not the target's, or is what `stored` says already. Two rows that are equal in the target are
-    told apart by nothing: the first is taken.
+    sample of the rows is not the target's, or is what `stored` says already. Rows that are equal in the target (tokens
+    that nobody trained) are told apart by nothing but that a map ascends.
     """
     if head.dim() != 2 or head.shape[1] != target.shape[1] or not head.dtype.is_floating_point:
         return None
@@ -176,7 +177,18 @@ def of_head(head: torch.Tensor, target: torch.Tensor, stored: torch.Tensor | Non
         return None
     if stored is not None and torch.equal(sample, stored[places]):
         return None
-    return torch.cat([nearest(rows) for rows in torch.arange(len(head)).split(LOOKED_UP)])
+    ids = torch.cat([nearest(rows) for rows in torch.arange(len(head)).split(LOOKED_UP)])
+    for _ in range(MOST_EQUAL):
+        falling = ((ids.diff() <= 0) & (ids[1:] != NOWHERE)).nonzero()
+        if not len(falling):
+            break
+        i = int(falling[0]) + 1
+        same = (theirs @ theirs[ids[i]] >= EQUAL).nonzero().squeeze(1)
+        same = same[same > ids[i - 1]]
+        if not len(same):
+            break
+        ids[i] = same[0]
+    return ids
 
 
 def inverted(specimen: Specimen) -> torch.Tensor:

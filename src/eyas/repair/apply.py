@@ -55,8 +55,8 @@ class Repaired:
     ledger: list[dict[str, Any]] = field(default_factory=list)
     """What was tried, kept or not (auto.py)."""
     left: list[dict[str, str]] = field(default_factory=list)
-    """{"finding", "why", "evidence"}: errors that remain. After a plan or by force nothing is diagnosed again: then those of static
-    checks alone."""
+    """{"finding", "why", "evidence"}: errors that remain; of static checks alone after a plan or by force, where nothing
+    is diagnosed again."""
     tau: tuple[float | None, float | None] = (None, None)
     """Replayed accept length as declared, before and after; None where nothing was replayed."""
     forced: list[str] = field(default_factory=list)
@@ -178,8 +178,8 @@ def _planned(done: Repaired, overlay: Overlay, plan: Plan, force: bool) -> list[
     if other and not force:
         raise BadInput(
             f"{overlay.path}: the steps of the plan make something else than it says in `makes` "
-            f"({'; '.join(other[:SHOWN])}): it was edited, or another Eyas made it. Diagnose the draft again, or --force "
-            f"the plan where you mean it so"
+            f"({'; '.join(other[:SHOWN])}): it was edited, or another Eyas made it. Diagnose the draft again, or "
+            f"--force the plan where you mean it so"
         )
     done.forced += [f"other than the plan says: {text}" for text in other]
     return list(applied.done)

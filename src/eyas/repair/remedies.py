@@ -144,7 +144,7 @@ BY_ID = {
 }
 BY_BEGINNING = {
     "EY-D2T-": f"the right map is not in the files: {REFERENCE}, or its d2t.pt or vocab_mapping.pt",
-    "EY-T2D-": f"d2t is no map either, so t2d cannot be rebuilt from it: {REFERENCE}",
+    "EY-T2D-": f"t2d can be rebuilt only from a d2t that is a right map, for the right target: {REFERENCE}",
     "EY-VOCAB-TARGET": "the draft's map and head are of another vocabulary than this target's: name its own target",
     "EY-TENSOR-SHAPE": f"no sizes fit all of its tensors, so they are of several drafts: {REFERENCE}",
     "EY-READ": "config and tensors contradict each other in a way that no size mends: correct what the message names",

@@ -110,8 +110,12 @@ def _default_taps(s: Situation) -> list[Step]:
 
 
 def _target_vocab(s: Situation) -> list[Step]:
-    """Or it is not this draft's target, which only a replay tells."""
-    return [s.step("set-vocab-size", sure=False, vocab_size=s.facts.vocab_size)] if s.facts else []
+    """Where no tensor is counted by the target's ids it may be another draft's target, which only a replay tells."""
+    if s.facts is None:
+        return []
+    counted = [ref.shape[:1] for n in ("t2d", "embed_tokens.weight") if (ref := s.overlay.raw.tensors.get(n))]
+    vocab = s.facts.vocab_size
+    return [s.step("set-vocab-size", (vocab,) in counted, vocab_size=vocab)]
 
 
 def _set(name: str, value: Any, sure: bool = True) -> Remedy:
