@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import serving
 import torch
 from test_serving import TOKENS, K, draft, prompts, target  # noqa: F401 - fixtures
 
@@ -19,6 +18,7 @@ from eyas.doctor.material import Material
 from eyas.doctor.readings import Readings
 from eyas.doctor.record import answers
 from eyas.doctor.trial import Bench
+from eyas.engines import serving
 from eyas.target.facts import read_facts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
@@ -43,8 +43,7 @@ def material(target: Path, prompts: list[list[int]]) -> Material:  # noqa: F811
     [(engine, fault) for engine, faults in (("vllm", VLLM), ("sglang", SGLANG)) for fault in ("healthy", *faults)],
 )
 def test_what_is_served_is_what_was_predicted(engine, fault, draft, target, prompts, material, tmp_path):  # noqa: F811
-    facts = read_facts(target)
-    held = Held.read(draft, facts.vocab_size, list(facts.default_taps), facts.num_layers)
+    held = Held.read(draft, target)
     if fault != "healthy":
         assert BY_NAME[fault].apply(held) is not None
     folder = held.write(tmp_path / "draft")

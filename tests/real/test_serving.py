@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import serving
 import torch
 
 from eyas.decode.prove import prove, token_ids
+from eyas.engines import serving
 from eyas.export import NotExpressible, export_draft
 from eyas.export.convert import convert
 from eyas.prompt_sets import heldout_prompts

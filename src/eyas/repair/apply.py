@@ -55,8 +55,8 @@ class Repaired:
     ledger: list[dict[str, Any]] = field(default_factory=list)
     """What was tried, kept or not (auto.py)."""
     left: list[dict[str, str]] = field(default_factory=list)
-    """{"finding", "why", "evidence"}: errors that remain; of static checks alone after a plan or by force, where nothing
-    is diagnosed again."""
+    """{"finding", "why", "evidence"}: errors that remain; after a plan or by force, where nothing is diagnosed again,
+    those of static checks alone."""
     tau: tuple[float | None, float | None] = (None, None)
     """Replayed accept length as declared, before and after; None where nothing was replayed."""
     forced: list[str] = field(default_factory=list)

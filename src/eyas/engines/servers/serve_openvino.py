@@ -21,7 +21,7 @@ config = genai.GenerationConfig()
 config.max_new_tokens, config.do_sample, config.ignore_eos = a.tokens, False, True
 if drafted:
     config.num_assistant_tokens = a.k
-report = {"tokens": [], "rounds": 0, "accepted": 0}
+report: dict = {"tokens": [], "rounds": 0, "accepted": 0}
 for ids in prompts:
     tensor = ov.Tensor(np.array([ids], dtype=np.int64))
     said = pipe.generate(genai.TokenizedInputs(tensor, ov.Tensor(np.ones_like(tensor.data))), config)
@@ -30,4 +30,4 @@ for ids in prompts:
         metrics = said.extended_perf_metrics
         report["accepted"] += metrics.get_num_accepted_tokens()
         report["rounds"] += len(metrics.main_model_metrics.raw_metrics.m_durations) - 1  # the first is the prefill
-print("REPORT " + json.dumps(report), flush=True)
+print("REPORT " + json.dumps(report), flush=True)  # noqa: T201 - it is read from there

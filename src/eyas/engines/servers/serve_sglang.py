@@ -30,7 +30,7 @@ if __name__ == "__main__":
     )  # fmt: skip
     greedy = {"temperature": 0, "max_new_tokens": a.tokens, "ignore_eos": True}
     answers = engine.generate(input_ids=prompts, sampling_params=greedy)
-    report = {"tokens": [answer["output_ids"] for answer in answers]}
+    report: dict = {"tokens": [answer["output_ids"] for answer in answers]}
     if a.draft != "none":
         metas = [answer["meta_info"] for answer in answers]
         histograms = (m["spec_correct_drafts_histogram"] for m in metas)  # as long as the best round needs
@@ -40,5 +40,5 @@ if __name__ == "__main__":
             "accepted": sum(m["spec_num_correct_drafts"] for m in metas),
             "at_least": [sum(exactly[j:]) for j in range(1, a.k + 1)],
         }
-    print("REPORT " + json.dumps(report), flush=True)
+    print("REPORT " + json.dumps(report), flush=True)  # noqa: T201 - it is read from there
     engine.shutdown()

@@ -29,12 +29,12 @@ if __name__ == "__main__":
         for m in llm.get_metrics()
         if "spec_decode" in m.name
     }
-    report = {"tokens": [list(answer.outputs[0].token_ids) for answer in answers]}
+    report: dict = {"tokens": [list(answer.outputs[0].token_ids) for answer in answers]}
     if a.draft != "none":
         report |= {
             "rounds": counted["drafts"],
             "accepted": counted["accepted_tokens"],
             "at_least": list(counted["accepted_tokens_per_pos"]),
         }
-    print("REPORT " + json.dumps(report), flush=True)
+    print("REPORT " + json.dumps(report), flush=True)  # noqa: T201 - it is read from there
     os._exit(0)  # its own end takes seconds, and says nothing

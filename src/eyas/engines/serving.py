@@ -1,4 +1,10 @@
-"""Ask a real engine for greedy answers to prompts of ids, with a draft or without: tokens and acceptance counts."""
+"""Ask a real engine for greedy answers to prompts of ids, with a draft or without: tokens and acceptance counts.
+
+    answers("vllm", target, draft, prompts, scratch)["accepted"]        eyas repair DRAFT ... --serve vllm
+
+The scripts in servers/ run under the engine's own Python (`eyas engines setup`), float32 on the CPU.
+    make test-engines (tests/real/test_serving.py)
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eyas.engines.environment import Environment, ready
+from ..errors import BadInput, EyasError
+from .environment import Environment, ready
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parent / "servers"
 
 
 def environment(engine: str) -> Environment:
-    """The engine's environment, which `make test-engines` builds."""
+    """The engine's environment. Raises BadInput where it was not set up here."""
     found = ready(engine)
-    assert found is not None, f"run `eyas engines setup {engine}` (make test-engines does)"
+    if found is None:
+        raise BadInput(f"{engine} is not set up on this machine; run `eyas engines setup {engine}` first")
     return found
 
 
@@ -29,13 +37,14 @@ def answers(
 ) -> dict[str, Any]:
     """{"tokens": lists of ids; with a draft also "rounds", "accepted", "at_least": rounds with j or more accepted}.
 
-    llama.cpp: `target` and `draft` are .gguf files, and there is no count by position.
+    folder: for a scratch file. Raises EyasError where the engine fails, with the end of what it printed. llama.cpp:
+    `target` and `draft` are .gguf files, and there is no count by position.
     """
     if engine == "llamacpp":
         return _llamacpp(target, draft, prompts, k, tokens)
     file = folder / f"{engine}-prompts.json"
     file.write_text(json.dumps(prompts))
-    script = HERE / f"serve_{engine}.py"
+    script = SCRIPTS / f"serve_{engine}.py"
     options = ["--k", str(k), "--tokens", str(tokens)]
     return environment(engine).run(script, [target, draft or "none", file, *options], timeout=1800)[0]
 
@@ -66,7 +75,9 @@ def _server(target: Path, draft: Path | None, k: int) -> Iterator[str]:
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(240):
-            assert process.poll() is None, (process.stdout.read() if process.stdout else "")[-2000:]
+            if process.poll() is not None:
+                said = process.stdout.read() if process.stdout else ""
+                raise EyasError(f"llama-server left with exit code {process.returncode}: {said[-2000:].strip()}")
             with contextlib.suppress(OSError):
                 if urllib.request.urlopen(f"{url}/health", timeout=2).status == 200:
                     break
