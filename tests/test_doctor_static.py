@@ -169,6 +169,7 @@ FAULTS: list[tuple[str, Callable[[Tensors, Config], None]]] = [
     ("EY-TENSOR-UNKNOWN", tensor("midlayer.mlp.extra.weight", lambda t: torch.ones(3))),
     ("EY-TENSOR-SHAPE", tensor("norm.weight", lambda t: t["norm.weight"][:-1])),
     ("EY-EMBED-SHAPE", tensor("embed_tokens.weight", lambda t: torch.ones(V, 7))),
+    ("EY-EMBED-SHAPE", tensor("embed_tokens.weight", lambda t: torch.rand(V - 1, 32))),
     ("EY-NORM-UNTRAINED", ones),
     ("EY-NORM-UNFLAGGED", tensor("input_norm.weight", lambda t: torch.rand(96))),
     ("EY-NORM-MISSING", config(norm_before_fc=True)),

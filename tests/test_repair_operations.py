@@ -6,6 +6,7 @@ pytest -q tests/test_repair_operations.py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -794,3 +795,9 @@ def test_pointers():
     values, removed = places.between(old, new)
     assert values == {"/a/b~1c": 2, "/a/g~0": {}, "/f": 1} and removed == ["/e", "/a/d"]
     assert places.apply(old, values, removed) == new
+
+
+def test_every_operation_is_documented_and_none_that_is_not_there():
+    text = (Path(__file__).parents[1] / "docs" / "repair.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| .* \| (exact|journal) \|$", text, flags=re.MULTILINE))
+    assert rows == {name: "exact" if operation.back else "journal" for name, operation in OPERATIONS.items()}

@@ -152,6 +152,16 @@ def _embedding(case: Case) -> Iterator[Finding]:
             ("vllm-project/vllm#18906",),
         )
         return
+    if case.vocab is not None and ref.shape[0] < case.vocab:
+        yield Finding(
+            "EY-EMBED-SHAPE",
+            Severity.ERROR,
+            f"embed_tokens.weight has rows for {ref.shape[0]:,} ids, the target has {case.vocab:,}",
+            "Engines stop while loading, or read past its end at the first token that it lacks",
+            "Drop it where the target's embedding is meant",
+            ("vllm-project/vllm#18906",),
+        )
+        return
     yield Finding(
         "EY-EMBED-STORED",
         Severity.INFO,
