@@ -250,3 +250,22 @@ def test_the_kinds_of_text_come_with_the_material(case: Case, patient: Patient):
     found = measured(case, patient, patient.specimen, replace(patient.material, kinds=kinds))
     assert {row["kind"] for row in found.kinds} == {"a", "b"}
     assert replace(patient.material, kinds=kinds).first([1, 2]).kinds == ("b", "a")
+
+
+@pytest.mark.parametrize("suspected", [True, False])
+def test_what_the_files_show_is_put_right_first_where_another_fault_hides_it(
+    case: Case, patient: Patient, suspected: bool
+):
+    """An embedding of noise beside exchanged k and v: each alone gains nothing. The files show the one."""
+    right = patient.specimen
+    generator = torch.Generator().manual_seed(4)
+    k, v = (f"midlayer.self_attn.{x}_proj.weight" for x in "kv")
+    noise = torch.randn(right.shape.vocab_size, right.shape.hidden_size, generator=generator)
+    wrong = right.with_(
+        tensors={k: right.tensors[v], v: right.tensors[k], "embed_tokens.weight": noise}, embedding=noise,
+        conventions={"embedding": "own"},
+    )  # fmt: skip
+    told = frozenset({"embedding"} if suspected else ())
+    found = measured(case, patient, wrong, embedding=patient.embedding, suspected=told)
+    assert {t.hypothesis.group for t in found.taken} == ({"embedding", "qkv"} if suspected else set())
+    assert ("with what the files show put right" in {e.start for e in found.ledger}) is suspected

@@ -63,6 +63,7 @@ def diagnose(
     from ..draft.directory import PROBE
     from . import texts
     from .readings import Readings
+    from .verdict import concerns
 
     missing: list[dict[str, str]] = []
     material, probe = None, Path(draft) / PROBE
@@ -90,14 +91,15 @@ def diagnose(
                                 "supply": "features extracted again"})  # fmt: skip
                 material = texts.text(readings, target, None, prompts, device, trust_remote_code, missing, tell)
         if material is not None:
-            measured = _measure(readings, material, reference, k, device, began + budget, missing, tell)
+            suspected = {f.convention or concerns(f.id) for f in statics if f.severity is Severity.ERROR}
+            measured = _measure(readings, material, reference, k, device, began + budget, suspected, missing, tell)
     predicted = _predicted(readings, training, missing)
     return report(draft, target, statics, readings, material, measured, served, predicted, missing, began, k)
 
 
 def _measure(
     readings: Readings, material: Material, reference_: str | Path | None, k: int, device: str, deadline: float,
-    missing: list[dict[str, str]], tell: Callable[[str], None],
+    suspected: set[str | None], missing: list[dict[str, str]], tell: Callable[[str], None],
 ) -> Measured | None:  # fmt: skip
     from .groups import HEAD_ROWS
     from .hypothesis import Context
@@ -135,6 +137,7 @@ def _measure(
         maps=known,
         tensors=compared.tensors,
         engines=readings.as_read,
+        suspected=frozenset(name for name in suspected if name),
     )
     measured = measure(readings, material, context, k=k, device=device, deadline=deadline, tell=tell)
     if material.embedding is not None:

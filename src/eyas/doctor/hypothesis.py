@@ -42,6 +42,8 @@ class Context:
     """Tensors of a reference that differ, by canonical name."""
     engines: Mapping[str, Specimen] = field(default_factory=dict)
     """Engine -> what it would run."""
+    suspected: frozenset[str] = frozenset()
+    """Conventions about which the files show an error."""
 
 
 def convention(name: str, value: Any, about: str = "") -> Hypothesis:

@@ -89,11 +89,13 @@ class Search:
                 break
         return found
 
-    def singles(self, start: str, base: Specimen, tell: Callable[[str], None] = lambda text: None) -> list[Entry]:
-        """Every hypothesis alone on `base`, the best first."""
+    def singles(
+        self, start: str, base: Specimen, tell: Callable[[str], None] = lambda text: None, only: str | None = None
+    ) -> list[Entry]:
+        """Every hypothesis, or those of one group only, alone on `base`, the best first."""
         if time.monotonic() > self.deadline:
             return []
-        return [entry for entry, _ in self._round(1, start, base, self.bench.surprise([base])[0], tell)]
+        return [entry for entry, _ in self._round(1, start, base, self.bench.surprise([base])[0], tell, only)]
 
     def reduced(self, found: Found) -> Found:
         """What `found` took, without what is not needed; every step is noted as taken."""
@@ -114,10 +116,11 @@ class Search:
             found.ledger.append(Entry(round_, found.start, h, gain, "taken", note))
 
     def _round(
-        self, round_: int, start: str, base: Specimen, before: torch.Tensor, tell: Callable[[str], None]
-    ) -> list[tuple[Entry, torch.Tensor]]:
-        """Every hypothesis on `base`, the best first."""
-        all_ = list(hypotheses(base, self.context))
+        self, round_: int, start: str, base: Specimen, before: torch.Tensor, tell: Callable[[str], None],
+        only: str | None = None,
+    ) -> list[tuple[Entry, torch.Tensor]]:  # fmt: skip
+        """Every hypothesis (of the group `only`) on `base`, the best first."""
+        all_ = [h for h in hypotheses(base, self.context) if only in (None, h.group)]
         tell(f"round {round_}: {len(all_)} hypotheses")
         specimens = [h.apply(base) for h in all_]
         results = self._measure(specimens)

@@ -75,7 +75,7 @@ def _static(f: Finding) -> Told:
         f.id,
         "static",
         f.severity,
-        f.convention or _concerns(f.id),
+        f.convention or concerns(f.id),
         f.evidence,
         f.consequence,
         f.remedy,
@@ -83,7 +83,7 @@ def _static(f: Finding) -> Told:
     )
 
 
-def _concerns(id_: str) -> str | None:
+def concerns(id_: str) -> str | None:
     """The convention that a static finding is about."""
     return next((name for name, g in GROUPS.items() if any(id_.startswith(f"EY-{s}") for s in g.statics)), None)
 
