@@ -20,7 +20,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
-from changing import leftovers, state
+from changing import in_memory, leftovers, state
 from drafts import make_draft, write_flat
 from eyas.cli import cli
 from eyas.doctor.examine import examine
@@ -127,7 +127,8 @@ def test_the_founding_story(tmp_path: Path):
     forced = repair(draft, in_place=True, finding="EY-D2T-ABSOLUTE", force=True)
     assert [step.operation for step in forced.plan.steps] == ["subtract-arange"]
     said = "\n".join(history(draft)[0]["entry"]["forced"])
-    for text in ("EY-D2T-ABSOLUTE was not found", "absolute-to-offset was refused", "right as it stands", "worse: it brings up EY-D2T-TWICE"):  # fmt: skip
+    for text in ("EY-D2T-ABSOLUTE was not found", "absolute-to-offset was refused", "right as it stands",
+                 "worse: it brings up EY-D2T-TWICE"):  # fmt: skip
         assert text in said
     assert torch.equal(load_file(draft / "model.safetensors")["d2t"], ids - PLACE)
     assert [row["finding"] for row in forced.left] == ["EY-D2T-TWICE"] == errors(draft)
@@ -236,7 +237,7 @@ def test_what_is_worse_leaves_nothing(tmp_path: Path):
     plan = make_plan(Overlay.of(broken), [Step("drop-tensors", {"names": ["fc.weight"]})])
     first = state(broken)
     for where in ({"out": tmp_path / "out"}, {"in_place": True}):
-        with pytest.raises(EyasError, match="makes the draft worse.*EY-TENSOR-MISSING.*nothing was written"):
+        with pytest.raises(EyasError, match=r"makes the draft worse.*EY-TENSOR-MISSING.*nothing was written"):
             repair(broken, plan=plan, **where)
     assert state(broken) == first and sorted(p.name for p in tmp_path.iterdir()) == ["broken"]
     done = repair(broken, plan=plan, out=tmp_path / "out", force=True)
@@ -273,17 +274,22 @@ def test_what_is_read_back_otherwise_is_taken_back(
 def test_a_full_disk_and_a_read_only_folder_leave_the_draft_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     broken = twice(tmp_path / "broken")
     first = state(broken)
-    for name in ("write", "pwrite"):
+    for name, often in (("write", 99), ("pwrite", 2), ("pwrite", 99)):
         with monkeypatch.context() as patched:
 
-            def full(*args: Any) -> int:
-                raise OSError(errno.ENOSPC, "No space left on device")
+            def full(*args: Any, real: Any = getattr(os, name), left: Any = iter(range(often))) -> int:
+                if next(left, None) is not None and len(args[1]) > 20:  # the lock's few bytes may go unwritten
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return int(real(*args))
 
             patched.setattr(os, name, full)
             with pytest.raises(EyasError, match="No space left"):
                 repair(broken, in_place=True)
+        if often == 99 and name == "pwrite":  # not even what was there can be put back: it is finished later
+            assert len(history(broken)) == 1
+            revert(broken)
         assert state(broken) == first and errors(broken) == ["EY-D2T-TWICE"]
-        assert leftovers(broken) == [] and history(broken) == []
+        assert leftovers(broken) == []
     broken.chmod(0o555)
     try:
         with pytest.raises(BadInput, match="read-only"):
@@ -308,7 +314,7 @@ def test_a_draft_that_changes_while_it_is_tried_is_not_written(tmp_path: Path, m
         return out
 
     monkeypatch.setattr(apply, "mend", meanwhile)
-    with pytest.raises(BadInput, match="was changed while its repair was being tried.*run the same command again"):
+    with pytest.raises(BadInput, match=r"was changed while its repair was being tried.*Run the same command again"):
         repair(broken, in_place=True)
     assert len(history(broken)) == 1 and torch.equal(load_file(broken / "model.safetensors")["d2t"], good["d2t"])
     monkeypatch.setattr(apply, "mend", meanwhile)
@@ -327,6 +333,18 @@ def test_two_commands_at_once(tmp_path: Path):
     assert codes[0] == 0 and codes[1] in (0, 1, 2) and not any("Traceback" in err for _, err in said), said
     assert len(history(broken)) == 1 and leftovers(broken) == []
     assert torch.equal(load_file(broken / "model.safetensors")["d2t"], load_file(good / "model.safetensors")["d2t"])
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_repair_that_is_killed_is_finished_by_the_same_command(every: int):
+    script = Path(__file__).with_name("killing_whole_repairs.py")
+    with in_memory() as folder:
+        argv = [sys.executable, str(script), str(folder), str(every)]
+        ran = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["wrong"] == [] and told["calls"] > 20 and told["ends"]["old"], told
+    assert every > 1 or all(told["ends"].values())
 
 
 # ---------------------------------------------------------------- drafts and places that are odd
@@ -491,25 +509,26 @@ def edited(file: Path, **values: Any) -> Path:
 
 ODD_STEPS: dict[str, tuple[Any, str]] = {
     "unknown operation": ({"operation": "mend-all"}, "there is no operation 'mend-all'; known are"),
-    "unknown argument": ({"operation": "add-arange", "arguments": {"x": 1}}, "unexpected keyword argument 'x'"),
-    "wrong type": ({"operation": "write-taps", "arguments": {"taps": "2,4,5"}}, "taps = '2,4,5'"),
-    "a list of odd things": ({"operation": "write-taps", "arguments": {"taps": [2, True, 5]}}, "valid integer"),
+    "unknown argument": (("add-arange", {"x": 1}), "unexpected keyword argument 'x'"),
+    "wrong type": (("write-taps", {"taps": "2,4,5"}), "taps = '2,4,5'"),
+    "a list of odd things": (("write-taps", {"taps": [2, True, 5]}), "valid integer"),
     "no object": ("add-arange", "a step is an object"),
     "more fields": ({"operation": "add-arange", "sudo": True}, "unknown fields ['sudo']"),
-    "another file": ({"operation": "write-fields", "arguments": {"values": {"../x.json": {"/a": 1}}}}, "has no ../x.json"),
-    "no name": ({"operation": "rename-keys", "arguments": {"names": {"d2t": ""}}}, "'' is no name of a tensor"),
-    "a line": ({"operation": "rename-keys", "arguments": {"names": {"d2t": "a\nb"}}}, "is no name of a tensor"),
-    "metadata": ({"operation": "rename-keys", "arguments": {"names": {"d2t": "__metadata__"}}}, "is no name of a tensor"),
-    "a folder up": ({"operation": "rename-keys", "arguments": {"names": {"d2t": "../../d2t"}}}, "d2t is missing"),
-    "everything": ({"operation": "drop-tensors", "arguments": {"names": ["d2t", "nope"]}}, "has no nope"),
-    "a foreign file": ({"operation": "map-from-reference", "arguments": {"reference": "/etc/hostname"}}, "/etc/hostname"),
-    "not a number": ({"operation": "set-rope", "arguments": {"theta": float("nan")}}, "no JSON values"),
+    "another file": (("write-fields", {"values": {"../x.json": {"/a": 1}}}), "has no ../x.json"),
+    "no name": (("rename-keys", {"names": {"d2t": ""}}), "'' is no name of a tensor"),
+    "a line": (("rename-keys", {"names": {"d2t": "a\nb"}}), "is no name of a tensor"),
+    "metadata": (("rename-keys", {"names": {"d2t": "__metadata__"}}), "is no name of a tensor"),
+    "a folder up": (("rename-keys", {"names": {"d2t": "../../d2t"}}), "d2t is missing"),
+    "what is not there": (("drop-tensors", {"names": ["d2t", "nope"]}), "has no nope"),
+    "a foreign file": (("map-from-reference", {"reference": "/etc/hostname"}), "/etc/hostname"),
+    "not a number": (("set-rope", {"theta": float("nan")}), "no JSON values"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD_STEPS)
 def test_a_plan_edited_by_hand_is_refused_in_words(tmp_path: Path, name: str):
     step, text = ODD_STEPS[name]
+    step = {"operation": step[0], "arguments": step[1]} if isinstance(step, tuple) else step
     broken, file = twice(tmp_path / "broken", "flat"), tmp_path / "plan.json"
     write_plan(make_plan(Overlay.of(broken), [Step("add-arange")]), file)
     first = state(broken)

@@ -255,7 +255,13 @@ def test_the_commands(tmp_path: Path):
     repair_in_place(draft, same_size(draft), {"finding": "EY-D2T-TWICE", "operation": "add-arange", "told": ["why"]})
     shown = run.invoke(cli, ["history", str(draft)])
     assert shown.exit_code == 0
-    for text in ("   1  ", "repair  EY-D2T-TWICE: add-arange", "why", "d2t: I64 [40] ", "model.safetensors: patch, 320"):
+    for text in (
+        "   1  ",
+        "repair  EY-D2T-TWICE: add-arange",
+        "why",
+        "d2t: I64 [40] ",
+        "model.safetensors: patch, 320",
+    ):
         assert text in shown.output
     told = json.loads(run.invoke(cli, ["history", str(draft), "--json"]).output)
     assert told["changes"][0]["tensors"]["d2t"]["after"]["dtype"] == "I64"

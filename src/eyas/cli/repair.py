@@ -27,8 +27,8 @@ Examples:
   eyas repair broken --finding EY-D2T-T2D --reference path/to/d2t.pt --out mended
   eyas history broken; eyas revert broken
 
-Exit codes: 0 mended, or nothing to mend; 1 errors remain, or the result was no better; 2 the finding, the plan or an
-operation's precondition does not hold.
+Exit codes: 0 mended, or nothing to mend; 1 errors remain, a plan would make it worse, or the disk refused; 2 the
+finding, the plan or an operation's precondition does not hold.
 """
 
 
@@ -47,6 +47,9 @@ operation's precondition does not hold.
 @click.option("--reference", type=click.Path(path_type=Path),
               help="A copy that is right: draft directory, d2t.pt, d2t.npy or vocab_mapping.pt.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Without evidence, or though it is no better; the journal says so.")
+@click.option(
+    "--serve", multiple=True, metavar="ENGINE", help="Let the real vllm or sglang serve the result, and count."
+)
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Of each diagnosis.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--trust-remote-code", is_flag=True, help="Run code that the target's folder brings along.")
@@ -54,7 +57,8 @@ operation's precondition does not hold.
 def command(
     draft: Path, auto: bool, finding: str | None, plan_file: Path | None, out: Path | None, in_place: bool,
     dry_run: bool, save_plan: Path | None, target: str | None, features: Path | None, engines: tuple[str, ...],
-    reference: Path | None, force: bool, budget: str, device: str, trust_remote_code: bool, as_json: bool,
+    reference: Path | None, force: bool, serve: tuple[str, ...], budget: str, device: str, trust_remote_code: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     if [finding is not None, auto, plan_file is not None].count(True) != 1:
         raise click.UsageError("give one of --auto, --finding ID of `eyas doctor`, and --plan FILE")
@@ -82,8 +86,8 @@ def command(
         folder = resolve_target(target)
     done = repair(
         draft, out=out, in_place=in_place, plan=read_plan(plan_file) if plan_file else None, finding=finding,
-        target=folder, reference=reference, features=features, engines=engines, force=force, budget=seconds(budget),
-        device=device, trust_remote_code=trust_remote_code, tell=teller(),
+        target=folder, reference=reference, features=features, engines=engines, force=force, serve=serve,
+        budget=seconds(budget), device=device, trust_remote_code=trust_remote_code, tell=teller(),
     )  # fmt: skip
     if save_plan is not None and done.plan is not None:
         write_plan(done.plan, save_plan)
@@ -120,6 +124,10 @@ def lines(done: Repaired) -> list[str]:
     before, after = done.tau
     if before is not None and after is not None and done.plan is not None:
         out.append(f"accept length as declared: {before:.2f} -> {after:.2f} (replayed)")
+    for row in done.served:
+        said = "" if row["predicted"] is None else f", the replay of what it reads says {row['predicted']:.3f}"
+        out.append(f"{row['engine']} serves it with an accept length of {row['tau']:.3f} ({row['accepted']:,} accepted "
+                   f"in {row['rounds']:,} rounds){said}")  # fmt: skip
     if done.plan is None:
         out.append(f"{done.source}: " + ("nothing could be mended" if done.left else "nothing is wrong that a repair "
                                          "would mend"))  # fmt: skip

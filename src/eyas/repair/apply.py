@@ -17,13 +17,14 @@ from typing import Any
 
 from ..doctor.examine import examine
 from ..doctor.finding import Severity
-from ..draft.files import CONFIG, DraftFolder, open_folder
+from ..draft.files import DraftFolder
 from ..errors import BadInput, EyasError
-from ..target.facts import TargetFacts, read_facts
+from ..target.facts import read_facts
 from .auto import Mended, mend
 from .change import Change
+from .guards import check_given, check_own_files, check_places, check_unchanged, stamps
 from .history import revert
-from .in_place import check_files, check_folder, repair_in_place
+from .in_place import repair_in_place
 from .journal import records
 from .operations import Done, perform
 from .overlay import Overlay
@@ -31,10 +32,11 @@ from .plan import SHOWN, Plan, apply_plan, departures, plan_of
 from .recover import recover
 from .refs import digest
 from .remedies import candidates, refusal
+from .served import check_engine, served
 from .step import Step
 from .store import Store
 from .trials import Trials
-from .write_new import check_out, write_new
+from .write_new import write_new
 
 RAW = {"absolute-to-offset": "subtract-arange", "add-arange": "offset-to-absolute"}
 """What is left of an operation when its precondition is passed over: the arithmetic alone."""
@@ -61,13 +63,15 @@ class Repaired:
     """Replayed accept length as declared, before and after; None where nothing was replayed."""
     forced: list[str] = field(default_factory=list)
     """What was passed over because somebody said so."""
+    served: list[dict[str, Any]] = field(default_factory=list)
+    """What real engines counted (served.py)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "draft": str(self.source), "out": None if self.out is None else str(self.out), "change": self.number,
             "plan": None if self.plan is None else self.plan.to_dict(), "told": self.told, "ledger": self.ledger,
-            "left": self.left, "tau": list(self.tau), "forced": self.forced,
+            "left": self.left, "tau": list(self.tau), "forced": self.forced, "served": self.served,
         }  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def repair(
     engines: Sequence[str] = (),
     force: bool = False,
     first: Mapping[str, Any] | None = None,
+    serve: Sequence[str] = (),
     budget: float = 60.0,
     device: str = "cpu",
     trust_remote_code: bool = False,
@@ -95,20 +100,25 @@ def repair(
     finding does not hold for these bytes, where the plan is for others, or where a precondition does not hold;
     EyasError where the result is no better. Nothing has been written then. force: pass over evidence, over the bytes
     that a plan is for and over a worse result; the journal says so. first: a diagnosis of these very
-    bytes, where one was just made.
+    bytes, where one was just made. serve: engines that must serve the result as the replay of it says.
     """
     source = Path(source)
     folder, known, recorded = (Path(x) if x is not None else None for x in (target, reference, features))
     if (plan is not None and finding is not None) or (force and plan is None and finding is None):
         raise BadInput("give a plan or a finding, not both; force goes with one of them")
-    _check_places(source, out, in_place)
-    _check_given(known, recorded)
+    check_places(source, out, in_place)
+    check_given(known, recorded)
+    for engine in serve:
+        check_engine(engine)
+    if serve and (folder is None or (out is None and not in_place)):
+        raise BadInput("an engine serves what was written, with its target: give --target, and --out or --in-place")
     facts = read_facts(folder) if folder is not None else None
     if in_place:
         recover(source)
+    files = stamps(source)
     overlay = Overlay.of(source, facts)
     if in_place:
-        _check_files(overlay)
+        check_own_files(overlay)
     done = Repaired(source)
     if plan is not None or (finding is not None and force):
         trials = Trials(target=folder, facts=facts, features=recorded, engines=engines, device=device,
@@ -120,55 +130,20 @@ def repair(
         _judged(done, trials, steps, force)
         done.plan = plan or plan_of(steps)
     else:
-        mended = mend(overlay, target=folder, reference=known, features=Path(features) if features else None,
-                      engines=engines, only=finding, first=first, budget=budget, device=device,
-                      trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
+        mended = mend(overlay, target=folder, reference=known, features=recorded, engines=engines, only=finding,
+                      first=first, budget=budget, device=device, trust_remote_code=trust_remote_code,
+                      tell=tell)  # fmt: skip
         steps = mended.done
         done.ledger, done.left, done.tau = mended.ledger, mended.left, mended.tau
         if not steps:
             return _nothing(done, finding, mended)
         done.plan = plan_of(steps, mended.findings)
     done.told = [text for step in steps for text in step.told] + _recorded(overlay, steps)
+    check_unchanged(source, files)
     if out is not None or in_place:
-        _write(done, Path(out) if out is not None else source, steps, in_place, facts)
+        _write(done, Path(out) if out is not None else source, steps, in_place, files)
+        done.served = [served(done.out or source, folder or "", engine, tell) for engine in serve]
     return done
-
-
-def _check_places(source: Path, out: str | Path | None, in_place: bool) -> None:
-    """Before minutes of trials, what would stop the writing."""
-    if out is not None and in_place:
-        raise BadInput("give a new directory or change the draft in place, not both")
-    if out is not None:
-        check_out(source, Path(out))
-    elif in_place:
-        check_folder(source)
-    elif not source.is_dir():
-        raise BadInput(f"{source} is not a directory; repair works on draft directories")
-
-
-def _check_given(reference: Path | None, features: Path | None) -> None:
-    """What is named must be there, even where nothing comes to need it."""
-    if reference is not None and not reference.exists():
-        raise BadInput(
-            f"{reference} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt"
-        )
-    if reference is not None and reference.is_dir():
-        open_folder(reference)
-    if features is not None and not features.is_dir():
-        raise BadInput(f"{features} is not a directory; --features takes recorded features (eyas extract)")
-
-
-def _check_files(overlay: Overlay) -> None:
-    """Where not one file may be changed in place (a hub cache), no trial is worth its time."""
-    names = [CONFIG, *(str(file.relative_to(overlay.path)) for file in overlay.base.files)]
-    refused = []
-    for name in names:
-        try:
-            check_files(overlay.path, [name])
-        except BadInput as error:
-            refused.append(error)
-    if len(refused) == len(names):
-        raise refused[0]
 
 
 def _planned(done: Repaired, overlay: Overlay, plan: Plan, force: bool) -> list[Done]:
@@ -234,21 +209,30 @@ def _nothing(done: Repaired, finding: str | None, mended: Mended) -> Repaired:
 
 
 def _recorded(overlay: Overlay, steps: Sequence[Done]) -> list[str]:
-    """What eyas.json, which training wrote, says to the new bytes of each tensor; of one that an earlier change wrote,
-    eyas.json says what that made of it."""
+    """What eyas.json, which training wrote, says to the new bytes of each tensor. Of one that an earlier change wrote
+    eyas.json says what that made of it, and the journal what it was before."""
     held: Mapping[str, Any] = (overlay.eyas or {}).get("tensors") or {}
-    earlier = {name for record in records(Store(overlay.path)) for name in record.get("tensors", {})}
+    earlier: dict[str, tuple[int, str | None]] = {}
+    for record in records(Store(overlay.path)):
+        for name, said in record.get("tensors", {}).items():
+            earlier.setdefault(name, (record["number"], (said["before"] or {}).get("sha256")))
     after, out = steps[-1].after.tensors, []
-    for name in sorted({name for step in steps for name in step.tensors} & after.keys() & held.keys() - earlier):
-        recorded = held[name].get("sha256") if isinstance(held[name], Mapping) else None
-        if recorded is not None:
+    for name in sorted({name for step in steps for name in step.tensors} & after.keys()):
+        recorded = held[name].get("sha256") if isinstance(held.get(name), Mapping) else None
+        if name in earlier:
+            number, before = earlier[name]
+            if before is not None and before == digest(after[name]):
+                out.append(f"{name}: bit for bit what it was before change {number}, by the journal")
+        elif recorded is not None:
             same = recorded == digest(after[name])
             out.append(f"{name}: {'bit for bit what training wrote' if same else 'not what training wrote'}, "
                        "by eyas.json")  # fmt: skip
     return out
 
 
-def _write(done: Repaired, out: Path, steps: Sequence[Done], in_place: bool, facts: TargetFacts | None) -> None:
+def _write(
+    done: Repaired, out: Path, steps: Sequence[Done], in_place: bool, files: Mapping[str, tuple[int, ...] | None]
+) -> None:
     assert done.plan is not None
     entry = {
         "finding": ", ".join(dict.fromkeys(s.step.why for s in steps if s.step.why)),
@@ -256,27 +240,20 @@ def _write(done: Repaired, out: Path, steps: Sequence[Done], in_place: bool, fac
         "told": done.told, "plan": done.plan.to_dict(), "ledger": done.ledger, "tau": list(done.tau),
         "forced": done.forced,
     }  # fmt: skip
-    decided = plan_of(list(steps))
+    makes = plan_of(list(steps)).makes
 
-    def again(draft: DraftFolder) -> Change:
-        """The change, of the files as they are by now."""
-        overlay = Overlay.over(draft, facts)
-        if odd := departures(overlay, decided):
-            raise BadInput(
-                f"{done.source} was changed while its repair was being tried ({'; '.join(odd[:SHOWN])}); run the same "
-                f"command again"
-            )
-        for step in decided.steps:
-            overlay = perform(overlay, step).after
-        return overlay.change()
+    def change(draft: DraftFolder) -> Change:
+        """Asked once nobody else changes the draft any more."""
+        check_unchanged(draft.path, files)
+        return steps[-1].after.change()
 
     if in_place:
-        done.number = repair_in_place(out, again, entry)
+        done.number = repair_in_place(out, change, entry)
     else:
-        write_new(done.source, out, again, entry)
+        write_new(done.source, out, change, entry)
         done.number = 1
     try:
-        odd = departures(Overlay.of(out, facts), Plan((), made_for=decided.makes))
+        odd = departures(Overlay.of(out), Plan((), made_for=makes))
     except EyasError as error:
         odd = [str(error)]
     if odd:

@@ -20,7 +20,7 @@ from ..doctor.diagnosis import diagnose
 from ..errors import BadInput, EyasError
 from .operations import Done, perform
 from .overlay import Overlay
-from .remedies import refusals, steps_for, unrepairable
+from .remedies import candidates, refusal, unrepairable
 from .step import Step
 from .trials import Judged, Judgement, Trials
 
@@ -82,7 +82,7 @@ def mend(
     loop, out = _Loop(trials, target, reference, tell), Mended(overlay)
     for round_ in range(1, ROUNDS + 2):  # the last only looks
         tell(f"round {round_}: diagnosing")
-        said = diagnose(
+        said = dict(first) if first is not None and round_ == 1 else diagnose(
             out.after.folder, target=target, features=features, engines=engines, reference=reference, budget=budget,
             device=device, trust_remote_code=trust_remote_code, tell=tell,
         )  # fmt: skip
@@ -106,11 +106,11 @@ def _asked_for(said: Mapping[str, Any], only: str, overlay: Overlay) -> list[Fin
     wanted = [f for f in said["findings"] if f["id"] == only and f["status"] in ("static", "confirmed")]
     if not wanted:
         found = ", ".join(f["id"] for f in said["findings"] if f["severity"] in ("error", "warning")) or "nothing"
-        acquitted = next((f["evidence"] for f in said["findings"] if f["id"] == only), "")
-        more = f" It was looked at: {acquitted}." if acquitted else ""
+        asked = {"id": only, "status": "static", "severity": "error", "convention": None, "best": None}
+        refused = next((why for step in candidates(asked, overlay) if (why := refusal(overlay, step))), "")
         raise BadInput(
-            f"{overlay.path}: the doctor does not find {only} in these files (it finds {found}); nothing was "
-            f"done.{more}"
+            f"{overlay.path}: the doctor does not find {only} in these files (it finds {found}); nothing was done. "
+            f"{refused.removeprefix(f'{overlay.path}: ')}".rstrip()
         )
     return wanted
 
@@ -126,6 +126,7 @@ class _Loop:
         self.refuted: set[str] = set()
         """Forgotten when something is kept, as another fault may have hidden what a step does."""
         self.why: dict[tuple[str, str], str] = {}
+        self.refused: dict[tuple[str, str], str] = {}
 
     def round(self, number: int, out: Mended, wrong: Sequence[Finding]) -> bool:
         """Try what the findings of one diagnosis ask for; was anything kept?"""
@@ -146,7 +147,8 @@ class _Loop:
 
     def reason(self, f: Finding) -> str:
         """Why an error remains: what came of its candidates, and the way out."""
-        return "; ".join(filter(None, (self.why.get(_about(f)), unrepairable(f)))) or "no operation mends it"
+        said = (self.why.get(_about(f)), self.refused.get(_about(f)), unrepairable(f))
+        return "; ".join(filter(None, said)) or "no operation mends it"
 
     def _together(self, number: int, out: Mended, pairs: Sequence[tuple[Finding, Step]]) -> bool:
         """The first sure step against each of several findings; what two of them ask for is done once."""
@@ -187,11 +189,17 @@ class _Loop:
         return self._noted(number, out, best[0], [f], best[1], best[2])
 
     def _candidates(self, f: Finding, overlay: Overlay) -> list[Step]:
-        steps = steps_for(f, overlay, target=self.target, reference=self.reference)
-        if not steps:
-            refused = refusals(f, overlay, target=self.target, reference=self.reference)
-            if refused:
-                self.why.setdefault(_about(f), next(iter(refused.values())))
+        """Those that may be done and were not tried in vain; why others may not is remembered, where a reference was
+        named for nothing, or nothing is left."""
+        steps, refused = [], []
+        for step in candidates(f, overlay, target=self.target, reference=self.reference):
+            if why := refusal(overlay, step):
+                refused.append((step, why))
+            else:
+                steps.append(step)
+        telling = [why for step, why in refused if "reference" in step.arguments or not steps]
+        if telling:
+            self.refused[_about(f)] = telling[0]
         return [step for step in steps if _key(step) + str(_about(f)) not in self.refuted]
 
     def _tried(self, done: Sequence[Done], findings: Sequence[Finding]) -> tuple[Judged, Judgement]:
@@ -212,6 +220,7 @@ class _Loop:
             self.state = after
             self.refuted.clear()
             self.why.clear()
+            self.refused.clear()
         elif len(findings) == 1:
             self.refuted.add(_key(done[0].step) + str(_about(findings[0])))
             self.why[_about(findings[0])] = f"{done[0].step} was tried and dropped: {verdict.why}"

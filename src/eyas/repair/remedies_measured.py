@@ -49,12 +49,12 @@ def _taps(s: Situation) -> list[Step]:
 
 def _slices(s: Situation) -> list[Step]:
     """Slice i of fc reads tap best[i]; the files must have them ascending. The norms before fc go with their slices, or
-    only fc was permuted: a measurement tells."""
+    only fc was permuted: each is less wrong than what is there, and a measurement tells which is right."""
     if not isinstance(s.best, list | tuple):
         return []
     order = [list(s.best).index(tap) for tap in sorted(s.best)]
-    whole = s.step("permute-fc-slices", order=order)
     normed = any(n.startswith(("input_norm.", "fc_norm.")) for n in s.overlay.raw.tensors)
+    whole = s.step("permute-fc-slices", not normed, order=order)
     return [whole, s.step("permute-fc-slices", sure=False, order=order, norms=False)] if normed else [whole]
 
 

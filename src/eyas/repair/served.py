@@ -39,7 +39,7 @@ def served(
     from ..target.model import Target
 
     draft, target = Path(draft), Path(target)
-    check(engine)
+    check_engine(engine)
     facts = read_facts(target)
     tokenizer = Target.load(target).tokenizer
     asked = [render(tokenizer, [{"role": "user", "content": t}], add_generation_prompt=True) for t in TEXTS[:PROMPTS]]
@@ -56,7 +56,7 @@ def served(
             "predicted": None if predicted is None else round(predicted, 4)}  # fmt: skip
 
 
-def check(engine: str) -> None:
+def check_engine(engine: str) -> None:
     """Raise BadInput where the engine cannot be asked here: before minutes of trials."""
     from ..engines import serving
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..doctor.evidence import Gain, Paired
     from ..doctor.material import Material
     from ..doctor.readings import Readings
+    from ..doctor.specimen import Specimen
     from ..doctor.trial import Bench
 
 ROWS, STEPS = 2048, 2
@@ -60,6 +61,8 @@ class Judged:
     """Nats of a guess that knows nothing."""
     accepted: tuple[Acceptance, ...] = ()
     """As declared: greedy rounds, one for each document."""
+    specimen: Specimen | None = None
+    """As declared, where it was replayed."""
     unrecorded: tuple[int, ...] = ()
     """Taps that it reads and that the text does not hold, which is why it was not replayed."""
 
@@ -112,6 +115,8 @@ class Trials:
         self.prompts, self.device, self.trust, self.tell = prompts, device, trust_remote_code, tell
         self._bench: Bench | None = None
         self._paired: Paired | None = None
+        self._frequent = 0.0
+        """Nats of a guess that knows how often each token comes, and nothing else."""
 
     # ---------------------------------------------------------------- looking
 
@@ -138,7 +143,8 @@ class Trials:
         runs = {"declared": readings.declared} | {n: s for n, s in readings.as_read.items() if n in self.names}
         surprise = dict(zip(runs, bench.surprise(list(runs.values())), strict=True))
         rounds = tuple(bench.acceptance(readings.declared, K))
-        return replace(out, surprise=surprise, nothing=bench.nothing(readings.declared), accepted=rounds)
+        return replace(out, surprise=surprise, nothing=bench.nothing(readings.declared), accepted=rounds,
+                       specimen=readings.declared)  # fmt: skip
 
     def _prepared(self, readings: Readings) -> Bench | None:
         """The bench, recorded for the first state that can be replayed; layers that a later one reads are added."""
@@ -157,12 +163,15 @@ class Trials:
         import torch
 
         from ..doctor.evidence import Paired
+        from ..doctor.scale import frequencies
         from ..doctor.trial import Bench
         from ..machine import choose_precision
 
         quick = getattr(torch, choose_precision("auto", self.device))
         self._bench = Bench(material, quick, self.device, STEPS, ROWS)
         self._paired = Paired(self._bench.document)
+        tokens = int(torch.maximum(material.ids, material.choice).max()) + 1
+        self._frequent = frequencies(material, self._bench.rows, self._bench.document, tokens)
 
     def _text(self, readings: Readings) -> Material | None:
         """As the diagnosis has it: features that are not this target's states are not judged by."""
@@ -218,6 +227,17 @@ class Trials:
             return f"the draft is more surprised, by {-gain.mean:.3f} nats a token"
         return ""
 
+    def _knows_nothing(self, after: Judged) -> bool:
+        """As the doctor has it (doctor/measure.py): guesses that make such a draft are no repair."""
+        from ..doctor.measure import BARELY, BLIND
+        from ..doctor.scale import controls
+
+        least = min(float(s.mean()) for s in after.surprise.values())
+        if least >= self._frequent or self._bench is None or after.specimen is None:
+            return least >= self._frequent
+        known = controls(self._bench, after.specimen)
+        return known["states_are_worth"] < BLIND or least > BARELY * known["random_draft"]
+
     def judge(
         self, before: Judged, after: Judged, findings: Sequence[Mapping[str, Any]], sure: bool = True
     ) -> Judgement:
@@ -240,6 +260,9 @@ class Trials:
                 return Judgement(False, f"only a replay could tell whether it is right{more}")
             return Judgement(True, gone)
         best = max(gains.values(), key=lambda g: g.mean)
+        if not sure and best.real and self._knows_nothing(after):
+            why = "the draft would know no more of the text than how often each token comes"
+            return Judgement(False, why, best.mean)
         if best.real and before.surprise:
             return Judgement(True, f"the draft is less surprised, by {best.mean:.3f} nats a token", best.mean)
         if not before.surprise and (best.real or proven):
