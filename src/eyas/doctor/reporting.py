@@ -218,7 +218,7 @@ def _next(
     if told and told[0].id == "EY-D2T-OTHER":
         return f"eyas doctor {draft} --target {target or 'TARGET'} --reference D2T_OF_THE_TRAINING_RUN"
     for t in told:
-        if t.severity is Severity.ERROR and known(t.to_dict()):
+        if t.severity is Severity.ERROR and t.id != "EY-AS-READ" and known(t.to_dict()):
             with_ = f" --target {target}" if target else ""
             return f"eyas repair {draft}{with_} --finding {t.id} --out {draft}-mended"
     for t in told:
