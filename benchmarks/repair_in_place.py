@@ -1,4 +1,5 @@
-"""An in-place repair of `d2t` in a draft of the size of Kimi-K2's (2.47 GB), and the revert of it.
+"""An in-place repair of `d2t` in a draft of the size of Kimi-K2's (2.47 GB): the change alone, the revert of it, and
+all of `eyas repair --finding`, diagnoses included.
 
     python benchmarks/repair_in_place.py [FOLDER ON THE DISK TO MEASURE]
 
@@ -29,6 +30,10 @@ from eyas.repair.in_place import repair_in_place
 new = np.arange({size}, dtype="<i8") * 4 + {round}
 repair_in_place(Path(sys.argv[1]), Change({{"d2t": Piece("d2t", "I64", new.shape, (new,))}}), {{"operation": "bench"}})
 """
+BY_FINDING = """
+from eyas.repair.apply import repair
+repair(sys.argv[1], finding="EY-D2T-TWICE", in_place=True)
+"""
 REVERT = """
 from eyas.repair.history import revert
 revert(sys.argv[1])
@@ -58,10 +63,16 @@ def main() -> None:
         draft = Path(name)
         size = kimi_shaped(draft, holes=False)
         os.sync()  # or the first fsync waits for all of it
-        rows: dict[str, list[dict[str, float]]] = {"repair": [], "revert": []}
+        rows: dict[str, list[dict[str, float]]] = {"repair": [], "revert": [], "finding": []}
         for i in range(ROUNDS):
             rows["repair"].append(measured(REPAIR.format(size=DRAFT, round=i + 1), draft))
             rows["revert"].append(measured(REVERT, draft))
+        broken = REPAIR.format(size=DRAFT, round=0).replace(" * 4 + 0", " * 3")  # once too often subtracted
+        for _ in range(ROUNDS):
+            measured(broken, draft)
+            rows["finding"].append(measured(BY_FINDING, draft))
+            measured(REVERT, draft)
+            measured(REVERT, draft)
         print(f"a draft of {size / 1e9:.2f} GB")
         for kind, runs in rows.items():
             for how, of in (("median", statistics.median), ("worst", max)):

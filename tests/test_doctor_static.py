@@ -262,12 +262,21 @@ def test_every_id_is_documented_and_none_that_is_not_there():
     assert documented == used
 
 
-def test_static_checks_need_no_torch(tmp_path: Path):
-    out = healthy(tmp_path / "d")
-    code = (
-        f"import sys; from eyas.doctor.examine import examine; examine({str(out)!r}); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+@pytest.mark.parametrize(
+    "call",
+    [
+        "from eyas.doctor.diagnosis import diagnose; diagnose(sys.argv[1], static=True)",
+        "from eyas.repair.apply import repair; repair(sys.argv[1], finding='EY-D2T-TWICE', in_place=True)",
+    ],
+    ids=["doctor", "repair"],
+)
+def test_what_looks_at_files_alone_needs_no_torch(tmp_path: Path, call: str):
+    def change(tensors: Tensors, _: Config) -> None:
+        tensors["d2t"] -= torch.arange(D)
+
+    out = broken(tmp_path / "d", change)
+    code = f"import sys; {call}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == 0
 
 
 # ---------------------------------------------------------------- the founding story, in its own sizes

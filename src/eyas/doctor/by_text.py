@@ -5,9 +5,13 @@ pytest tests/test_doctor_verdict.py
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .finding import Severity
-from .measure import Measured
 from .verdict import Told
+
+if TYPE_CHECKING:  # static checks need no torch
+    from .measure import Measured
 
 LONG, ENOUGH_ROUNDS = 512, 150
 POOR = 0.6

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..doctor.diagnosis import diagnose
+from ..draft.directory import PROBE
 from ..errors import BadInput, EyasError
 from .operations import Done, perform
 from .overlay import Overlay
@@ -80,11 +81,12 @@ def mend(
     trials = Trials(target=target, facts=overlay.facts, features=features, engines=engines, device=device,
                     trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
     loop, out = _Loop(trials, target, reference, tell), Mended(overlay)
+    files_only = target is None and features is None and not (overlay.path / PROBE).is_file()
     for round_ in range(1, ROUNDS + 2):  # the last only looks
         tell(f"round {round_}: diagnosing")
         said = dict(first) if first is not None and round_ == 1 else diagnose(
             out.after.folder, target=target, features=features, engines=engines, reference=reference, budget=budget,
-            device=device, trust_remote_code=trust_remote_code, tell=tell,
+            static=files_only, device=device, trust_remote_code=trust_remote_code, tell=tell,
         )  # fmt: skip
         out.diagnoses.append(said)
         wrong = [f for f in said["findings"] if _is_wrong(f)]

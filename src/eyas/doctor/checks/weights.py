@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ...draft.dialects.keys import MAPS
+from ...draft.files import TensorRef
 from ..case import Case
 from ..finding import Finding, Severity
 
@@ -47,32 +49,27 @@ def check(case: Case) -> Iterator[Finding]:
                 convention=about(name),
             )
             continue
-        rows = _sample(ref.array(), ref.dtype)
-        if not rows.size:
-            continue
-        whole = ref.array()
-        looked = whole if whole.nbytes <= WHOLE else rows
-        bad = _not_finite(looked, ref.dtype if looked is whole else "F32")
-        if bad:
+        kind, looked, bad = _looked_at(ref)
+        if kind == "nan":
             yield Finding(
                 "EY-TENSOR-NAN",
                 Severity.ERROR,
-                f"{ref.name} holds NaN or infinite values: {bad:,} in {len(looked):,} rows that were looked at",
+                f"{ref.name} holds NaN or infinite values: {bad:,} in {looked:,} rows that were looked at",
                 "One such number makes every logit NaN: nothing is accepted, or everything",
                 "Take the weights of an earlier checkpoint",
                 ("NVIDIA/TensorRT-LLM#5146", "SafeAILab/EAGLE#69"),
                 about(name),
             )
-        elif len(ref.shape) == 2 and not rows.any():
+        elif kind == "zero":
             yield Finding(
                 "EY-TENSOR-ZERO",
                 Severity.ERROR,
-                f"{ref.name} {list(ref.shape)} is zero in all {len(rows):,} rows that were looked at",
+                f"{ref.name} {list(ref.shape)} is zero in all {looked:,} rows that were looked at",
                 "Whatever it should add is lost",
                 "Export the weights of the finished training run",
                 convention=about(name),
             )
-        elif len(ref.shape) == 2 and min(rows.shape) >= LEAST and _even(rows):
+        elif kind == "fresh":
             fresh.append(name)
     for name in fresh:
         ref = case.tensors[name]
@@ -89,6 +86,30 @@ def check(case: Case) -> Iterator[Finding]:
             ("lightseekorg/TorchSpec#38",),
             about(name),
         )
+
+
+_KNOWN: WeakKeyDictionary[TensorRef, tuple[str, int, int]] = WeakKeyDictionary()
+"""A repair examines a draft again after every step, of which most tensors know nothing."""
+
+
+def _looked_at(ref: TensorRef) -> tuple[str, int, int]:
+    """("nan", "zero", "fresh" or "" for nothing wrong, rows that were looked at, numbers that are not finite)."""
+    if ref not in _KNOWN:
+        _KNOWN[ref] = _look_at(ref)
+    return _KNOWN[ref]
+
+
+def _look_at(ref: TensorRef) -> tuple[str, int, int]:
+    whole = ref.array()
+    rows = _sample(whole, ref.dtype)
+    if not rows.size:
+        return "", 0, 0
+    looked = whole if whole.nbytes <= WHOLE else rows
+    if bad := _not_finite(looked, ref.dtype if looked is whole else "F32"):
+        return "nan", len(looked), bad
+    if len(ref.shape) == 2 and not rows.any():
+        return "zero", len(rows), 0
+    return "fresh" if len(ref.shape) == 2 and min(rows.shape) >= LEAST and _even(rows) else "", len(rows), 0
 
 
 def about(name: str) -> str:
