@@ -120,6 +120,7 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
     "two names": (misspelled, {"rename"}),
     "sizes of which two fit": (two_heads, {"sizes-from-tensors"}),
     "taps that cannot be": (config(**{IDS: [2, 4, 5, 8]}), {"write-taps"}),
+    "marks of another map": (lambda t, c: t.update(t2d=t["t2d"].roll(1)), {"t2d-from-d2t"}),
 }
 
 

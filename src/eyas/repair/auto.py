@@ -172,13 +172,16 @@ class _Loop:
             done = [perform(out.after, step)]
             if self._noted(number, out, done, [f], *self._tried(done, [f])):
                 return True
-        guesses = []
-        for step in (step for step in steps if not step.sure):
-            done = [perform(out.after, step)]
-            after, verdict = self._tried(done, [f])
-            if verdict.keep:
-                guesses.append((done, after, verdict))
-            else:
+        tried = [(done, *self._tried(done, [f])) for step in steps if not step.sure
+                 if (done := [perform(out.after, step)])]  # fmt: skip
+        guesses = [guess for guess in tried if guess[2].keep]
+        alike, others = ([guess for guess in tried if guess[2].alike is flag] for flag in (True, False))
+        if not guesses and len(alike) == 1 and others and all((v.gain or 0.0) < -ALIKE for _, _, v in others):
+            # Of two maps, say, the one that changes nothing is right where the other one is measured to be wrong.
+            why = f"the draft runs as before, while {others[0][0][0].step} measures worse"
+            guesses = [(alike[0][0], alike[0][1], replace(alike[0][2], keep=True, why=why))]
+        for done, after, verdict in tried:
+            if not any(done is guess[0] for guess in guesses):
                 self._noted(number, out, done, [f], after, verdict)
         if not guesses:
             return False

@@ -93,6 +93,8 @@ class Judgement:
     gain: float | None = None
     """Nats per token that it wins, over knowing nothing where the state before could not be run; None where nothing
     was replayed."""
+    alike: bool = False
+    """Not kept only because it measures as before."""
 
 
 class Trials:
@@ -270,7 +272,7 @@ class Trials:
         if proven:
             return Judgement(True, f"{gone}, and the draft runs as before", best.mean)
         return Judgement(False, f"it does not help: {best.mean:+.3f} nats a token [{best.low:+.3f}, {best.high:+.3f}]",
-                         best.mean)  # fmt: skip
+                         best.mean, alike=bool(before.surprise))  # fmt: skip
 
 
 def _remains(f: Mapping[str, Any], before: Judged, after: Judged) -> bool:
