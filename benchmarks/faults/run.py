@@ -136,7 +136,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     drafts = list(dict.fromkeys(r["draft"] for r in rows))
     found = {(r["draft"], *r["faults"]): r for r in rows}
     lines = [f"| injected | {' | '.join(drafts)} |", "|---" * (1 + len(drafts)) + "|"]
-    singles = dict.fromkeys(tuple(r["faults"]) for r in rows if len(r["faults"]) < 2)
+    place = {(): -1} | {(fault.name,): i for i, fault in enumerate(FAULTS)}
+    singles = sorted({tuple(r["faults"]) for r in rows if len(r["faults"]) < 2}, key=lambda key: place[key])
     for faults in singles:
         cells = []
         for draft in drafts:
