@@ -157,6 +157,11 @@ def test_odd_shapes_do_no_harm(folder: Path, tmp_path: Path):
     assert found(folder, tmp_path, **odd) == []
 
 
+def test_a_single_number_may_be_none(folder: Path, tmp_path: Path):
+    [finding] = found(folder, tmp_path, **{"scale": torch.tensor(float("nan"))})
+    assert finding.id == "EY-TENSOR-NAN" and "1 in 1 rows" in finding.evidence
+
+
 def test_each_tensor_belongs_to_a_convention():
     assert about("lm_head.weight") == "head" and about("embed_tokens.weight") == "embedding"
     assert about("midlayer.self_attn.q_proj.weight") == "tensor q_proj" and about("fc.weight") == "tensor fc"

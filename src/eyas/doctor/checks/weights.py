@@ -101,6 +101,7 @@ def _looked_at(ref: TensorRef) -> tuple[str, int, int]:
 
 def _look_at(ref: TensorRef) -> tuple[str, int, int]:
     whole = ref.array()
+    whole = whole.reshape(1) if whole.ndim == 0 else whole
     rows = _sample(whole, ref.dtype)
     if not rows.size:
         return "", 0, 0
@@ -123,8 +124,6 @@ def _sample(values: Array, dtype: str) -> Array:
     """Up to ROWS rows, evenly spread, as float32."""
     import numpy as np
 
-    if values.ndim == 0:
-        values = values.reshape(1)
     step = max(1, len(values) // ROWS) if values.ndim > 1 else 1
     part = np.asarray(values[::step][:ROWS] if values.ndim > 1 else values)
     if dtype == "BF16":
