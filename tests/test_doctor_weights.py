@@ -158,7 +158,7 @@ def test_odd_shapes_do_no_harm(folder: Path, tmp_path: Path):
 
 
 def test_a_single_number_may_be_none(folder: Path, tmp_path: Path):
-    [finding] = found(folder, tmp_path, **{"scale": torch.tensor(float("nan"))})
+    [finding] = found(folder, tmp_path, scale=torch.tensor(float("nan")))
     assert finding.id == "EY-TENSOR-NAN" and "1 in 1 rows" in finding.evidence
 
 
