@@ -51,6 +51,8 @@ A, MEASURED = finding("EY-A"), finding("EY-MEASURED-TAPS", "confirmed", "taps")
 BOTH = finding("EY-A", "confirmed", "d2t")  # seen in the files, and measured
 NAN = finding("EY-TENSOR-NAN", "static", "tensor fc")
 
+SUSPECTED = finding("EY-ROPE-OTHER", "inconclusive", "rope_theta", "warning")
+
 CASES: dict[str, tuple[Judged, Judged, list[dict[str, Any]], bool, str]] = {
     # name: (before, after, findings, sure, "+" or "-" and a part of the reason)
     "gone, by files alone": (judged("EY-A"), judged(), [A], True, "+the files no longer show it"),
@@ -101,6 +103,12 @@ CASES: dict[str, tuple[Judged, Judged, list[dict[str, Any]], bool, str]] = {
         judged("EY-A", declared=2.0), judged(declared=2.5), [A], True, "-the draft is more surprised, by 0.5",
     ),
     "gone, and all as before": (judged("EY-A", declared=2.0), judged(declared=2.001), [A], True, "+the files no"),
+    "suspected, and a little better": (
+        judged(declared=4.0), judged(declared=3.985), [SUSPECTED], False, "+the files spoke for it",
+    ),
+    "suspected, and next to nothing better": (
+        judged(declared=4.0), judged(declared=3.99), [SUSPECTED], False, "-it does not help",
+    ),
     "measured, and better": (judged(declared=4.0), judged(declared=2.0), [MEASURED], True, "+less surprised, by 2.0"),
     "measured, and no better": (judged(declared=4.0), judged(declared=3.995), [MEASURED], True, "-it does not help"),
     "measured and seen, hidden by another fault": (

@@ -89,12 +89,13 @@ def mend(
             static=files_only, device=device, trust_remote_code=trust_remote_code, tell=tell,
         )  # fmt: skip
         out.diagnoses.append(said)
-        wrong = [f for f in said["findings"] if _is_wrong(f)]
+        wrong = [f for f in said["findings"] if _is_wrong(f) or _is_suspected(f)]
         if only is not None:
             wrong = _asked_for(said, only, overlay) if round_ == 1 else [f for f in wrong if f["id"] == only]
         if not wrong or round_ > ROUNDS or not loop.round(round_, out, wrong):
             break
-    remain = [f for f in out.diagnoses[-1]["findings"] if _is_wrong(f) or (f in wrong and not out.done)]
+    asked = [f for f in wrong if not _is_suspected(f) and not out.done]
+    remain = [f for f in out.diagnoses[-1]["findings"] if _is_wrong(f) or f in asked]
     out.left = [{"finding": f["id"], "why": loop.reason(f) if only in (None, f["id"]) else "it was not asked for",
                  "evidence": f["evidence"]} for f in remain]  # fmt: skip
     return out
@@ -102,6 +103,11 @@ def mend(
 
 def _is_wrong(f: Finding) -> bool:
     return f["severity"] == "error" and f["status"] in ("static", "confirmed")
+
+
+def _is_suspected(f: Finding) -> bool:
+    """The files speak against it, and the doctor's text did not decide: a guess is tried."""
+    return f["id"] == "EY-ROPE-OTHER" and f["status"] == "inconclusive" and f["severity"] == "warning"
 
 
 def _asked_for(said: Mapping[str, Any], only: str, overlay: Overlay) -> list[Finding]:

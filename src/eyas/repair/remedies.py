@@ -55,7 +55,8 @@ def candidates(
 ) -> list[Step]:
     """As `steps_for`, with those whose precondition does not hold."""
     status, severity = finding.get("status", "static"), finding.get("severity")
-    if status not in ("static", "confirmed") or (status == "static" and severity in DONE):
+    suspected = status == "inconclusive" and severity == "warning"  # the files say so, and one text did not decide it
+    if (not suspected and status not in ("static", "confirmed")) or (status == "static" and severity in DONE):
         return []
     s = Situation(
         finding, with_target(overlay, target), Path(target) if target else None, Path(reference) if reference else None

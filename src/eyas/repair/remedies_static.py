@@ -146,6 +146,13 @@ def _base(s: Situation) -> list[Step]:
     return [s.step("set-rope", sure=False, theta=theta) for theta in dict.fromkeys(thetas)]
 
 
+def _targets_base(s: Situation) -> list[Step]:
+    """Another base than the target's, where nothing else speaks for it."""
+    if s.facts is None or s.convention not in ("", "rope_theta"):
+        return []
+    return [s.step("set-rope", sure=False, theta=float(s.facts.rope_theta))]
+
+
 def _moving(s: Situation) -> list[Step]:
     """Positions that stand still are declared: perhaps wrongly, since hardly anybody trains so."""
     return [s.step("declare", sure=False, name="rope_step", value=1)]
@@ -250,6 +257,7 @@ REMEDIES: dict[str, Remedy] = {
     "EY-NORM-OUTPUT-MEANING": _set("norm_output", False, sure=False),
     "EY-NORM-UNTRAINED": of_tensors.norms,
     "EY-ROPE-UNNAMED": _base,
+    "EY-ROPE-OTHER": _targets_base,
     "EY-ROPE-STEP": _moving,
     "EY-POSITION-SHORT": _positions,
     "EY-ACTIVATION": _set("hidden_act", "silu", sure=False),
