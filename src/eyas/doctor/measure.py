@@ -112,7 +112,8 @@ def measure(
     sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
     # The target's own rows at the wrong ids are a head that works, too; a head that is there is rather right.
     others = [h for h in found.taken if h.group != "head" or HEAD not in base.tensors]
-    if _lost(bench, found.best):  # what is less wrong under a map that is another's tells nothing
+    lost = _lost(bench, found.best)
+    if lost:  # what is less wrong under a map that is another's tells nothing
         others = []
     fits, aligned = applied(base, others), None
     if not fits.lacking and all(h.group != "d2t" for h in others) and sure.has_states(fits):
@@ -123,8 +124,8 @@ def measure(
         found = _further(found, search.run("the map that fits", found.best.with_(ids=aligned.ids), tell), aligned)
     elif not found.taken:
         found = search.pairs(found, tell)
-    if not found.taken and _lost(bench, found.best):
-        found = _from_engines(search, found, readings, tell)
+        if lost and not found.taken:
+            found = _from_engines(search, found, readings, tell)
     out = Measured(found, [], aligned=aligned)
     paired = Paired(sure.document)
     surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
