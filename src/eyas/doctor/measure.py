@@ -5,7 +5,6 @@ Measured.of(readings, material, ...)      pytest tests/test_doctor_diagnosis.py
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,26 +12,22 @@ from typing import Any
 import torch
 
 from ..decode.acceptance import Acceptance, interval
-from ..draft.expected import expected_tensors
 from ..machine import choose_precision
 from .breakdown import by_kind, by_position
-from .departures import costs, departures, same
+from .departures import costs, same
 from .evidence import LEAST_GAIN, Gain, Paired
 from .hypothesis import Context, Hypothesis
 from .maps import Aligned, align, align_freely, usable
 from .material import Material
 from .readings import Readings
-from .scale import controls, frequencies, mean
+from .scale import BARELY, BLIND, controls, frequencies, mean
 from .search import Entry, Found, Search, applied
 from .specimen import HEAD, Specimen
+from .starts import from_engines, lost, mends, with_suspected
 from .trial import STEPS, Bench
 
 SCREEN_ROWS, SCREEN_STEPS, SCREEN_DOCUMENTS = 384, 2, 16
 CONFIRM_ROWS = 2048
-BARELY = 0.97
-"""Share of random weights' surprise that other random weights may reach: on little text frequencies say less yet."""
-BLIND = 0.1
-"""Nats that a draft must lose when the states of all positions are shuffled; healthy ones lose two."""
 
 
 @dataclass
@@ -107,13 +102,13 @@ def measure(
     quick = getattr(torch, choose_precision("auto", device))
     bench = Bench(few, quick, device, SCREEN_STEPS, SCREEN_ROWS)
     search = Search(bench, context, deadline, Bench(material, quick, device, SCREEN_STEPS, CONFIRM_ROWS))
-    found = _with_suspected(search, search.run("declared", base, tell=tell), tell)
+    found = with_suspected(search, search.run("declared", base, tell=tell), tell)
     tell("confirming in float32")
     sure = Bench(material, torch.float32, device, most_rows=CONFIRM_ROWS)
     # The target's own rows at the wrong ids are a head that works, too; a head that is there is rather right.
     others = [h for h in found.taken if h.group != "head" or HEAD not in base.tensors]
-    lost = _lost(bench, found.best)
-    if lost:  # what is less wrong under a map that is another's tells nothing
+    nothing = lost(bench, found.best)
+    if nothing:  # what is less wrong under a map that is another's tells nothing
         others = []
     fits, aligned = applied(base, others), None
     if not fits.lacking and all(h.group != "d2t" for h in others) and sure.has_states(fits):
@@ -124,8 +119,8 @@ def measure(
         found = _further(found, search.run("the map that fits", found.best.with_(ids=aligned.ids), tell), aligned)
     elif not found.taken:
         found = search.pairs(found, tell)
-        if lost and not found.taken:
-            found = _from_engines(search, found, readings, tell)
+        if nothing and not found.taken:
+            found = from_engines(search, found, readings, tell)
     out = Measured(found, [], aligned=aligned)
     paired = Paired(sure.document)
     surprise = dict(zip(("declared", "best"), sure.surprise([base, found.best]), strict=True))
@@ -153,7 +148,7 @@ def measure(
         if twin not in ("declared", "best"):  # what is wrong as declared is told as such
             out.engine_costs[name] = costs(bench, search.paired, found.best, specimen, base)
             if any(gain.worse and gain.mean < -LEAST_GAIN for _, gain in out.engine_costs[name]):
-                out.engine_mends[name] = _mends(search, found, name, specimen, tell)
+                out.engine_mends[name] = mends(search, found, name, specimen, tell)
     out.taus = {name: sure.counted(a, k) for name, a in accepted.items()}
     out.controls = {
         "declared": mean(surprise["declared"]),
@@ -170,75 +165,6 @@ def measure(
     if material.kinds:
         out.kinds = by_kind(material.kinds, out.taus["best"], k)
     return out
-
-
-def _with_suspected(search: Search, found: Found, tell: Callable[[str], None]) -> Found:
-    """Where the search left alone what the files show to be wrong: once more, with that put right first.
-
-    One fault may hide another so well that putting right the one gains nothing by itself.
-    """
-    groups = search.context.suspected - {h.group for h in found.taken}
-    if not groups or time.monotonic() > search.deadline:
-        return found
-    start, first = found.base, []
-    for name in sorted(groups):
-        tried = search.singles("declared", start, tell, only=name)
-        if tried:
-            first.append(tried[0].hypothesis)
-            start = tried[0].hypothesis.apply(start)
-    if not first:
-        return found
-    other = search.run("with what the files show put right", start, tell)
-    found.ledger += other.ledger
-    before, after = search.bench.surprise([found.best, other.best])
-    if not search.paired.gain(before, after, len(other.last) + 1).real:
-        return found
-    return search.reduced(replace(found, best=other.best, taken=[*first, *other.taken], last=other.last))
-
-
-def _lost(bench: Bench, best: Specimen) -> bool:
-    """Does it know nothing, or not use the states? As `Measured.knows_nothing`, on the bench that is searched on."""
-    if best.lacking or not bench.has_states(best):
-        return True
-    c, vocab = controls(bench, best), best.shape.vocab_size
-    little = min(frequencies(bench.material, bench.rows, bench.document, vocab), BARELY * c["random_draft"])
-    return c["states_are_worth"] < BLIND or mean(bench.surprise([best])[0]) > little
-
-
-def _mends(search: Search, found: Found, engine: str, read: Specimen, tell: Callable[[str], None]) -> Entry | None:
-    """Single substitutions in what an engine reads: the one that helps most. All go into the ledger."""
-    tried = search.singles(f"as {engine} reads it", read, tell)
-    found.ledger += tried
-    return next((e for e in tried if e.verdict == "better"), None)
-
-
-def _from_engines(search: Search, found: Found, readings: Readings, tell: Callable[[str], None]) -> Found:
-    """Where the declared reading leads nowhere: the same search from each engine's reading.
-
-    What is found there is told as substitutions in the declared reading: the engine's departures, then what was taken.
-    """
-    best, least = found, search.bench.surprise([found.best])[0]
-    for name, read in readings.as_read.items():
-        if time.monotonic() > search.deadline:
-            break
-        if read.lacking or same(read, found.base) or not search.bench.has_states(read):
-            continue
-        points = departures(found.base, read, found.base)
-        if any(
-            h.group in expected_tensors(read.shape, read.conventions) for h in points
-        ):  # memory that nobody wrote stands for a tensor there
-            continue
-        other = search.run(f"as {name} reads it", read, tell)
-        found.ledger += other.ledger
-        if _lost(search.bench, other.best):  # less wrong than nothing at all is no reading
-            continue
-        surprise = search.bench.surprise([other.best])[0]
-        if not search.paired.gain(least, surprise, len(other.last)).real:
-            continue
-        candidate = search.reduced(replace(found, best=other.best, taken=[*points, *other.taken], last=other.last))
-        if candidate.taken:
-            best, least = candidate, search.bench.surprise([candidate.best])[0]
-    return best
 
 
 def _further(found: Found, further: Found, aligned: Aligned) -> Found:

@@ -13,6 +13,10 @@ from .material import Material
 from .specimen import Specimen
 from .trial import Bench
 
+BARELY = 0.97
+"""Share of random weights' surprise that other random weights may reach: on little text frequencies say less yet."""
+BLIND = 0.1
+"""Nats that a draft must lose when the states of all positions are shuffled; healthy ones lose two."""
 PRIOR = 200.0  # tokens' worth of the uniform guess that frequencies are mixed with
 
 

@@ -232,9 +232,8 @@ class Trials:
         return ""
 
     def _knows_nothing(self, after: Judged) -> bool:
-        """As the doctor has it (doctor/measure.py): guesses that make such a draft are no repair."""
-        from ..doctor.measure import BARELY, BLIND
-        from ..doctor.scale import controls
+        """As the doctor has it (doctor/starts.py): guesses that make such a draft are no repair."""
+        from ..doctor.scale import BARELY, BLIND, controls
 
         least = min(float(s.mean()) for s in after.surprise.values())
         if least >= self._frequent or self._bench is None or after.specimen is None:
