@@ -1,0 +1,99 @@
+"""running(launch): a real engine that serves target and draft, for as long as a `with` block lasts.
+
+    with running(Launch("vllm", target, draft), tell=print) as server:
+        requests to server.url
+
+Engines run in the environments of `eyas engines setup`.          make test-engines (tests/real/test_serve.py)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..engines.environment import cache_root
+from ..engines.serving import environment
+from ..errors import EyasError
+from .command import Inputs, here, variables
+from .launch import Launch
+from .process import Process, Tell, free_port, guarded, reachable, until_ready
+
+KEPT_LOGS = 50
+ATTEMPTS = 3  # at a free port, which another program may take before the server does
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers."""
+
+    engine: str
+    url: str
+    model: str
+    """The name that OpenAI-style requests give."""
+    log: Path
+    """Kept when it ends."""
+    command: list[str]
+    pid: int
+    seconds: float
+    """From its start until it answered."""
+    _process: Process = field(repr=False)
+
+    def alive(self) -> bool:
+        """Does it still run?"""
+        return self._process.alive()
+
+    def tail(self, n: int = 4000) -> str:
+        """The last `n` bytes of its log."""
+        return self._process.tail(n)
+
+
+@contextlib.contextmanager
+def running(launch: Launch, tell: Tell = lambda _: None, wait: float = 900.0) -> Iterator[Server]:
+    """Start the server, yield it when it answers, and stop it, whole, at the end.
+
+    tell: hears a line now and then. wait: seconds until it must answer. Raises BadInput where the engine is not set up
+    or the port is taken, EyasError, with the end of the log, where it ends or takes too long. Whether draft and engine
+    go together is not asked here (`check`).
+    """
+    with contextlib.ExitStack() as stack:
+        yield _start(launch, tell, wait, stack)
+
+
+def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack) -> Server:
+    found = environment(launch.engine)
+    free_port(launch.host, launch.port)  # before anything is converted
+    inputs = Inputs(launch.target.absolute(), launch.draft.absolute() if launch.draft else None)
+    environ = found.environ() | variables(launch)
+    name = f"{found.engine} {found.version}"
+    for attempt in range(ATTEMPTS):
+        port = free_port(launch.host, launch.port)
+        url = f"http://{reachable(launch.host)}:{port}"
+        command = here(launch, inputs, found, port)
+        log = (launch.log or default_log(launch.engine)).absolute()
+        tell(f"{name}: starting; its log is {log}")
+        with contextlib.ExitStack() as mine:
+            process = mine.enter_context(guarded(command, environ, log))
+            try:
+                seconds = until_ready(process, url, wait, tell, name)
+            except EyasError:
+                if launch.port is None and attempt + 1 < ATTEMPTS and "in use" in process.tail().lower():
+                    tell(f"{name}: port {port} was taken meanwhile; trying another")
+                    continue
+                raise
+            stack.enter_context(mine.pop_all())
+            return Server(launch.engine, url, launch.model, log, command, process.pid, seconds, process)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def default_log(engine: str) -> Path:
+    """A new file in the cache; only the newest fifty are kept there."""
+    folder = cache_root() / "serve" / "logs"
+    old = sorted(folder.glob("*.log")) if folder.is_dir() else []
+    for path in old[: max(0, len(old) - KEPT_LOGS + 1)]:
+        path.unlink(missing_ok=True)
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return folder / f"{now}-{engine}-{os.getpid()}.log"
