@@ -18,8 +18,9 @@ from pathlib import Path
 from ..engines.environment import cache_root
 from ..engines.serving import environment
 from ..errors import EyasError
-from .command import Inputs, here, variables
+from .command import here, variables
 from .launch import Launch
+from .prepare import prepared
 from .process import Process, Tell, free_port, guarded, reachable, until_ready
 
 KEPT_LOGS = 50
@@ -66,13 +67,14 @@ def running(launch: Launch, tell: Tell = lambda _: None, wait: float = 900.0) ->
 def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack) -> Server:
     found = environment(launch.engine)
     free_port(launch.host, launch.port)  # before anything is converted
-    inputs = Inputs(launch.target.absolute(), launch.draft.absolute() if launch.draft else None)
+    inputs = prepared(launch, tell)
     environ = found.environ() | variables(launch)
+    threads = int(environ.get("OMP_NUM_THREADS") or 1)
     name = f"{found.engine} {found.version}"
     for attempt in range(ATTEMPTS):
         port = free_port(launch.host, launch.port)
         url = f"http://{reachable(launch.host)}:{port}"
-        command = here(launch, inputs, found, port)
+        command = here(launch, inputs, found, port, threads)
         log = (launch.log or default_log(launch.engine)).absolute()
         tell(f"{name}: starting; its log is {log}")
         with contextlib.ExitStack() as mine:
