@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-SETS = "mt_bench,humaneval,gsm8k"
+from eyas.cli.sets import SETS, read_sets
+
 RESULT = "result.json"
 
 HELP = f"""Decode with DRAFT and its target: is it lossless, how long is the accept length, how much faster is it?
@@ -23,6 +24,10 @@ token for token; where they first differ, both logits are shown (a near-tie of t
 length τ = 1 + accepted / rounds leaves out prefill's token, rounds whose drafts reach past the end of the answer, and
 answers from where they repeat themselves endlessly. To compare with an engine, use --ignore-eos in both.
 
+A chain of --k tokens is drafted each round. With --topk or --nodes it is EAGLE-2's tree of that depth: each node has
+the draft's --topk likeliest tokens as children, the --topk most promising nodes of a layer are gone on from, and the
+--nodes most promising of all are verified (engines count the root too: 16 here are 17 of SGLang's draft tokens).
+
 DRAFT is any draft directory that Eyas reads. Prompts come from --prompts (JSONL or Parquet, one set a file) and --sets
 ({SETS}; these alone where neither is given).
 
@@ -30,6 +35,7 @@ DRAFT is any draft directory that Eyas reads. Prompts come from --prompts (JSONL
 Examples:
   eyas prove runs/demo/export
   eyas prove my-draft --target Qwen/Qwen3-1.7B --sets mt_bench --limit 80 --max-new-tokens 256
+  eyas prove my-draft --k 5 --topk 8 --nodes 32
   eyas prove my-draft --target path/to/target --prompts chats.jsonl --fail-below 1.8 --json
 
 \b
@@ -45,7 +51,15 @@ target do not belong together.
 @click.option("--sets", "names", metavar="A,B", help=f"Held-out sets by name: {SETS}.")
 @click.option("--limit", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts of each set.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens an answer.")
-@click.option("--k", type=click.IntRange(min=1), default=4, show_default=True, help="Tokens drafted a round.")
+@click.option(
+    "--k",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Tokens drafted a round; of a tree: its depth.",
+)
+@click.option("--topk", type=click.IntRange(min=1), help="Draft a tree: children of a node.  [default: 4 with --nodes]")
+@click.option("--nodes", type=click.IntRange(min=1), help="Draft a tree: its nodes.  [default: topk * k with --topk]")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the end of an answer, to compare with engines run so.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
@@ -75,7 +89,7 @@ def command(
 
     started = time.monotonic()
     reuse_large_allocations()
-    sets = _read_sets(files, names, limit)
+    sets = read_sets(files, names, limit)
     folder = resolve_target(target)
     total = 2 * sum(map(len, sets.values()))
     with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
@@ -87,26 +101,6 @@ def command(
     else:
         _show(result)
     _judge(result, strict, fail_below)
-
-
-def _read_sets(files: tuple[str, ...], names: str | None, limit: int) -> dict[str, Any]:
-    """Prompts by set; a file's set is called like the file without its ending."""
-    from eyas.prompt_sets import heldout_prompts
-    from eyas.prompts import load_prompts
-
-    if names is None:
-        names = "" if files else SETS
-    sets: dict[str, Any] = {}
-    for name in filter(None, map(str.strip, names.split(","))):
-        sets[name] = heldout_prompts(name, limit)
-    for file in files:
-        name = Path(file).name.split(".")[0]
-        if name in sets:
-            raise click.UsageError(f"two prompt sets are called '{name}'; rename a file, so that their numbers differ")
-        sets[name] = load_prompts(file, limit=limit).prompts
-    if not sets:
-        raise click.UsageError("no prompts: give --prompts FILE or --sets NAME")
-    return sets
 
 
 def _write(out: Path, result: Mapping[str, Any], draft: Path, target: Path, started: float) -> None:
@@ -148,7 +142,10 @@ def _show(result: Mapping[str, Any]) -> None:
     settings, k = result["settings"], result["settings"]["k"]
     how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     console = Console(highlight=False)
-    table = Table(title=f"accept length τ, {k} drafted a round, {how}, {settings['dtype']}", title_justify="left")
+    what = f"{k} drafted a round"
+    if settings["drafting"] == "tree":
+        what = f"tree of {settings['nodes']} nodes, depth {k}, top {settings['topk']}"
+    table = Table(title=f"accept length τ, {what}, {how}, {settings['dtype']}", title_justify="left")
     for heading in ("prompts", "τ", "95 % interval", "answers", "rounds", "loops", *(f"≥{j}" for j in range(1, k + 1))):
         table.add_column(heading, justify="left" if heading == "prompts" else "right")
     for name, row in result["tau"].items():
@@ -162,7 +159,8 @@ def _show(result: Mapping[str, Any]) -> None:
     table.add_row("mean of sets", _number(result["tau_mean"]), mean, *over, *_rates(rates["unconditional"]))
     table.add_row("conditional", "", "", *over, *_rates(rates["conditional"]))
     console.print(table)
-    console.print("≥j: share of all rounds in which the first j drafts were all accepted;")
+    tree = " (along the tree's accepted path)" if settings["drafting"] == "tree" else ""
+    console.print(f"≥j: share of all rounds in which the first j drafts{tree} were all accepted;")
     console.print("conditional: share of the rounds in which the first j-1 were.")
     console.print(f"Counted as engines do, every round in full and loops too: τ {result['all_rounds']['tau']} overall.")
     for name, row in result["tau"].items():

@@ -1,6 +1,7 @@
 """Whole answers: rounds until every prompt has its answer, and what the rounds accepted.
 
     decode(target, prompts, ChainDrafter(draft, vocab_map), k=4)      # speculative
+    decode(target, prompts, TreeDrafter(draft, vocab_map), k=4)       # the same with trees, prompt after prompt
     decode(target, prompts)                                           # plain: the same rounds, nothing drafted
 
 Exercise it:  pytest tests/test_decode_step.py
@@ -11,11 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eyas.decode.acceptance import Acceptance
 from eyas.decode.rules import Rule
 from eyas.decode.step import Batch, Drafter
+from eyas.decode.tree import TreeDrafter
+from eyas.decode.tree_step import TreeBatch
 from eyas.errors import BadInput
 
 if TYPE_CHECKING:
@@ -87,15 +90,18 @@ def decode(
     max_new_tokens: int = 64,
     eos_ids: Collection[int] = (),
 ) -> Decoded:
-    """Decode all prompts side by side, speculatively with a drafter and k >= 1, plainly otherwise.
+    """Decode all prompts side by side (with trees one by one), speculatively with a drafter and k >= 1, else plainly.
 
     Every answer ends after `max_new_tokens` or with a token of `eos_ids` (empty: nothing ends it). Greedy without a
     `rule`. Raises BadInput for an empty prompt.
     """
     if k > 0 and drafter is None:
         raise BadInput(f"k = {k} drafts a round need a draft")
+    if isinstance(drafter, TreeDrafter) and len(prompts) > 1:
+        how: dict[str, Any] = {"k": k, "rule": rule, "max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
+        return _together([decode(target, [prompt], drafter, **how) for prompt in prompts])
     started = time.perf_counter()
-    batch = Batch(target, prompts, drafter, rule)
+    batch = open_batch(target, prompts, drafter, rule)
     done = Decoded([Answer([token]) for token in batch.last.tolist()])
     begun = time.perf_counter()
     alive = [i for i, answer in enumerate(done.answers) if not answer._cut(0, max_new_tokens, eos_ids)]
@@ -115,3 +121,21 @@ def decode(
             batch.select(going)  # sequences that have ended cost nothing further, nor do holes once they are many
     done.prefill_s, done.decode_s = begun - started, time.perf_counter() - begun
     return done
+
+
+def open_batch(
+    target: Target, prompts: Sequence[Sequence[int]], drafter: Drafter | None = None, rule: Rule | None = None
+) -> Batch:
+    """Sequences with their prompts read, ready for rounds of the drafter's kind. Raises BadInput."""
+    if isinstance(drafter, TreeDrafter):
+        return TreeBatch(target, prompts, drafter, rule)
+    return Batch(target, prompts, drafter, rule)
+
+
+def _together(parts: Sequence[Decoded]) -> Decoded:
+    return Decoded(
+        [answer for part in parts for answer in part.answers],
+        sum(part.rounds for part in parts),
+        sum(part.prefill_s for part in parts),
+        sum(part.decode_s for part in parts),
+    )

@@ -2,6 +2,7 @@
 
     prove("runs/demo/draft", "path/to/target", {"mt_bench": [messages, ...]}, k=4)
     eyas prove runs/demo/draft
+    eyas prove runs/demo/draft --topk 4 --nodes 16      # a tree of drafts instead of a chain
 
 Every prompt is answered twice by the same code, plainly (k = 0) and speculatively. A few prompts of each set go one by
 one, and those give the speed; the rest go side by side, which changes no counts and is several times faster.
@@ -30,7 +31,8 @@ import torch
 from eyas.decode.acceptance import Acceptance, interval
 from eyas.decode.answers import Answer, Decoded, decode
 from eyas.decode.rules import Greedy, Rule, Sampling
-from eyas.decode.step import ChainDrafter, Drafter, refuse_uncroppable
+from eyas.decode.step import Drafter, refuse_uncroppable
+from eyas.decode.tree import TreeDrafter, make_drafter
 from eyas.errors import BadInput
 from eyas.prompts import Prompt
 from eyas.repetition import trailing_period
@@ -43,7 +45,7 @@ SHOWN = 20
 DEFINITION = (
     "tau = 1 + accepted / rounds, prefill's token excluded, rounds whose drafts reach past the answer's end or into a "
     "loop left out; interval: 95 %, bootstrap over prompts; unconditional: share of rounds whose first j drafts were "
-    "all accepted; conditional: of those whose first j-1 were"
+    "all accepted (of a tree: j drafts along its accepted path); conditional: of those whose first j-1 were"
 )
 
 Asked = str | Prompt | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -76,13 +78,16 @@ def prove(
     seed: int = 0,
     batch: int = 24,
     timed: int = 1,
+    topk: int | None = None,
+    nodes: int | None = None,
     device: str = "cpu",
     trust_remote_code: bool = False,
     on_answer: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Decode `prompt_sets` with and without the draft, in float32; the result is plain JSON values (see `measure`).
 
-    Raises Mismatch where draft and target do not belong together, BadInput for prompts that cannot be decoded.
+    A chain of k drafts a round, or with topk or nodes a tree of depth k (see `make_drafter`). Raises Mismatch where
+    draft and target do not belong together, BadInput for prompts that cannot be decoded.
     """
     from eyas.draft.checkpoint import load_draft
 
@@ -92,7 +97,7 @@ def prove(
         batch = 1  # a window counts slots, so it must not contain the holes that a batch has
     return measure(
         target,
-        ChainDrafter(draft, vocab_map),
+        make_drafter(draft, vocab_map, k, topk, nodes),
         prompt_sets,
         k=k,
         max_new_tokens=max_new_tokens,
@@ -154,7 +159,10 @@ def measure(
         assert case.speculative is not None
         case.loop = loop_start(case.speculative.tokens)
     result = {**_acceptance(cases, k, left_out), **_losslessness(target, cases, temperature), **speed}
+    tree = {"topk": drafter.topk, "nodes": drafter.nodes} if isinstance(drafter, TreeDrafter) else {}
     result["settings"] = {
+        "drafting": "tree" if tree else "chain",
+        **tree,
         "k": k,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

@@ -19,7 +19,7 @@ from eyas.errors import BadInput
 @dataclass(frozen=True)
 class Proposal:
     """Drafted target ids [B, k] and, for sampling, the distributions they were drawn from [B, k, V], which are zero
-    outside the draft vocabulary. A tree would add the parent of each node; a chain's nodes follow each other."""
+    outside the draft vocabulary. The nodes of a chain follow each other; a tree is `decode.tree.Tree`."""
 
     ids: torch.Tensor
     probabilities: torch.Tensor | None = None

@@ -83,8 +83,8 @@ class Drafter(Protocol):
         """New rows of text: the target's states [B, S, T*H], the token after each row [B, S], and how many rows of each
         sequence are text [B]. `slots` already holds them."""
 
-    def propose(self, k: int, slots: Slots) -> Proposal:
-        """Draft k tokens after the last token of each sequence."""
+    def propose(self, k: int, slots: Slots) -> Any:
+        """Draft k tokens after the last token of each sequence: a `Proposal`, or for a `TreeBatch` a `Tree`."""
 
     def select(self, rows: torch.Tensor, order: torch.Tensor) -> None:
         """Go on with sequences `rows` at slots `order`, as in `Slots.select`."""
@@ -209,16 +209,23 @@ class Batch:
             self.drafter.select(index, order)
         self.last = self.last[index]
 
-    def _forward(self, block: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Run the target over new rows [B, S], appended to its cache -> taps [B, S, T*H] (None: no drafter), final."""
+    def _forward(
+        self, block: torch.Tensor, positions: torch.Tensor | None = None, mask: Any = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Run the target over new rows [B, S], appended to its cache -> taps [B, S, T*H] (None: no drafter), final.
+
+        The rows follow each other, unless `positions` [B, S] and a `mask` as transformers takes it say otherwise.
+        """
         wanted = self.drafter.taps if self.drafter is not None else ()
-        positions = self.slots.lengths[:, None] + torch.arange(block.shape[1], device=block.device)
-        mask = self.slots.mask(block.shape[1])
+        if positions is None:
+            positions = self.slots.lengths[:, None] + torch.arange(block.shape[1], device=block.device)
+            real = self.slots.mask(block.shape[1])
+            mask = None if real is None else real.long()
         with self.target.recording(wanted) as seen:
             final = self.target.decoder(
                 input_ids=block,
                 position_ids=positions,
-                attention_mask=None if mask is None else mask.long(),
+                attention_mask=mask,
                 past_key_values=self.cache,
                 use_cache=True,
             ).last_hidden_state

@@ -249,7 +249,8 @@ class Draft(nn.Module):
         Rows attend to everything in `cache` and causally to each other, and are appended to it. So at step 0 pass the
         new rows (the states from `fuse`); at steps >= 1 pass one row (the state from `feedback`) and `truncate`
         the cache to the step-0 rows after the round. mask: bool [B, length + S], False where a sequence of a batch
-        must not look (its rejected rows); None where there is no such slot.
+        must not look (its rejected rows); None where there is no such slot. Rows that do not follow each other (a
+        tree's) bring a mask [B, S, length + S] that says all of it, order and window too.
         """
         cos, sin = self.angles(positions)
         x = state
@@ -264,12 +265,16 @@ class Draft(nn.Module):
             v = attn.v_proj(wide).unflatten(-1, (-1, attn.head_dim))
             past = cache._length[index]
             keys, values = cache.extend(index, k.transpose(1, 2), v.transpose(1, 2))
-            rows = torch.arange(past, past + q.shape[1], device=q.device)
-            seen = torch.arange(keys.shape[2], device=q.device) <= rows[:, None]  # [S, length]
-            if self.conventions.sliding_window is not None:
-                seen &= torch.arange(keys.shape[2], device=q.device) > rows[:, None] - self.conventions.sliding_window
-            if mask is not None:
-                seen = seen & mask[:, None, None, :]  # [B, 1, S, length]
+            if mask is not None and mask.ndim == 3:
+                seen = mask[:, None]  # [B, 1, S, length]
+            else:
+                rows = torch.arange(past, past + q.shape[1], device=q.device)
+                places = torch.arange(keys.shape[2], device=q.device)
+                seen = places <= rows[:, None]  # [S, length]
+                if self.conventions.sliding_window is not None:
+                    seen &= places > rows[:, None] - self.conventions.sliding_window
+                if mask is not None:
+                    seen = seen & mask[:, None, None, :]  # [B, 1, S, length]
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=attn.num_heads != attn.num_kv_heads
             )
