@@ -81,10 +81,10 @@ def whole(value: Any) -> str:
     return MISSING if x is None else f"{round(x):,}".replace("-", "−")
 
 
-def percent(value: Any) -> str:
-    """A share as per cent, one decimal."""
+def percent(value: Any, digits: int = 1) -> str:
+    """A share as per cent."""
     x = number(value)
-    return MISSING if x is None else f"{fixed(100 * x, 1)} %"
+    return MISSING if x is None else f"{fixed(100 * x, digits)} %"
 
 
 def span(value: Any, digits: int = 3, sign: bool = False) -> str:

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ...errors import BadInput
 from .metadata import from_metadata
@@ -68,7 +69,7 @@ def from_url(url: str, timeout: float = TIMEOUT) -> Served:
     reasons = []
     for page in pages:
         try:
-            text = _fetch(page, timeout)
+            text = fetch(page, timeout)
             return from_metadata(text) if text.lstrip().startswith(("{", "[")) else from_prometheus(text + "\n")
         except BadInput as error:
             reasons.append(f"{page}: {error}")
@@ -77,7 +78,8 @@ def from_url(url: str, timeout: float = TIMEOUT) -> Served:
     raise BadInput("; ".join(reasons))
 
 
-def _fetch(page: str, timeout: float) -> str:
+def fetch(page: str, timeout: float = TIMEOUT) -> str:
+    """The text of a page. Raises BadInput where there is none."""
     try:
         with urllib.request.urlopen(page, timeout=timeout) as answer:
             return str(answer.read(MOST_BYTES).decode("utf-8", "replace"))
@@ -85,6 +87,49 @@ def _fetch(page: str, timeout: float) -> str:
         raise BadInput(f"the server answers {error.code} {error.reason}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise BadInput(f"no answer ({getattr(error, 'reason', None) or error}); is a server running there?") from error
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a server did between two snapshots of its metrics; None where they do not say."""
+
+    tokens: float | None = None
+    rounds: float | None = None
+    accepted: float | None = None
+    missing: str = ""
+    """What was looked for in vain."""
+
+
+# engine's prefix -> its counters of tokens, rounds and accepted drafts
+_TOTALS = {
+    "vllm:": ("generation_tokens", COUNTS[0], COUNTS[2]),
+    "sglang:": ("generation_tokens", "spec_verify_calls", ""),
+    "llamacpp:": ("tokens_predicted", COUNTS[0], COUNTS[2]),
+}
+
+
+def counters_between(before: str, after: str, model: str | None = None) -> Counters:
+    """Increase of the counters between two texts of /metrics, of `model` alone where their labels tell models apart.
+
+    Raises BadInput where one fell: the server was restarted in between.
+    """
+    earlier, now = (_of_model(_parse(text), model) for text in (before, after))
+    for prefix, names in _TOTALS.items():
+        if f"{prefix}{names[0]}" in now:
+            tokens, rounds, accepted = (_since(now, earlier, prefix + name) if name else None for name in names)
+            lacking = "" if rounds is not None else f"{prefix}{names[1]}_total is not among its metrics"
+            return Counters(tokens, rounds, accepted, lacking)
+    looked = ", ".join(f"{prefix}{names[0]}_total" for prefix, names in _TOTALS.items())
+    return Counters(missing=f"its metrics have none of {looked}")
+
+
+def _of_model(samples: Samples, model: str | None) -> Samples:
+    """Without the samples that are labelled with another model, where `model` is among the labels at all."""
+    labelled = {labels.get("model_name") for found in samples.values() for labels, _ in found}
+    if not model or model not in labelled:
+        return samples
+    return {name: kept for name, found in samples.items()
+            if (kept := [(labels, value) for labels, value in found if labels.get("model_name") in (None, model)])}  # fmt: skip
 
 
 def _parse(text: str) -> Samples:

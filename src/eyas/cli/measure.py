@@ -1,0 +1,225 @@
+"""`eyas measure`: what does a real server accept, how fast is it, and where does it fall short?
+
+eyas measure DRAFT --target T --engine vllm                  # pytest tests/test_measure_cli.py
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eyas.cli.sets import SETS, read_sets
+
+HELP = """Ask a real server the same prompts with the draft and without, and say what it accepted.
+
+--engine starts an engine of `eyas engines setup` here, measures and stops it; repeat it for one table of several. --url
+asks a server that runs already (with --baseline-url for one without the draft); --log reads a server's log alone.
+
+Acceptance is given in the engine's own words and as τ = 1 + accepted / rounds, counted request by request where the
+server says so; what other people asked meanwhile is told and not mixed in. With DRAFT the same prompts are replayed as
+it is declared, as the engine reads it, and decoded by the reference: the first row that falls is the place, and
+`eyas doctor DRAFT --measured FILE` goes on from there.
+
+\b
+Examples:
+  eyas measure my-draft --target T --engine vllm --out measured.json
+  eyas measure my-draft --target T --engine vllm --engine sglang --limit 2 --max-new-tokens 48
+  eyas measure my-draft --target T --url http://gpu:8000 --baseline-url http://gpu:8001 --concurrency 1,8,32
+  eyas measure --log server.log
+  eyas doctor my-draft --target T --measured measured.json
+
+\b
+Exit codes: 0 measured; 1 only a part was (what there is, is written), or --strict and --fail-below were not met;
+2 unreadable input; 3 draft, target and engine do not go together.
+"""
+
+
+@click.command("measure", help=HELP, short_help="What does a real server accept, and where does it fall short?")
+@click.argument("draft", required=False, type=click.Path(path_type=Path))
+@click.option("--target", help="Folder, .gguf file, hub id or 'smollm2': its tokenizer, and what is replayed.")
+@click.option(
+    "--engine", "engines", multiple=True, metavar="NAME", help="vllm, sglang, llamacpp or openvino; repeatable."
+)
+@click.option("--url", help="A server that runs already.")
+@click.option("--baseline-url", help="The same without the draft, for speed-up and losslessness.")
+@click.option("--model", help="The model's name, where a server has several.")
+@click.option("--log", type=click.Path(path_type=Path), help="A server's log: what it says of acceptance, no requests.")
+@click.option("--prompts", "files", multiple=True, metavar="FILE", help="A prompt file, a set of its own; repeatable.")
+@click.option("--sets", "names", metavar="A,B", help=f"Held-out sets by name: {SETS}.")
+@click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts of each set.")
+@click.option("--max-new-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens an answer.")
+@click.option("--k", type=click.IntRange(min=1), default=4, show_default=True, help="Tokens drafted a round.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "auto"]), default="float32", show_default=True)
+@click.option("--context-length", type=click.IntRange(min=8), default=1024, show_default=True, help="Of the server.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--stop-at-eos", is_flag=True, help="Let answers end by themselves; all go on to the limit otherwise.")
+@click.option("--concurrency", default="1", show_default=True, metavar="N,M", help="Requests at once; each a pass.")
+@click.option("--timeout", default=300.0, show_default=True, help="Seconds of silence after which a server hangs.")
+@click.option("--wait", default=900.0, show_default=True, help="Seconds until a started server must answer.")
+@click.option("--no-baseline", is_flag=True, help="Not without the draft: no speed-up, no losslessness.")
+@click.option("--no-locate", is_flag=True, help="Nothing is replayed or decoded here.")
+@click.option("--launch", default="", metavar="COMMAND", help="The command line that started --url, in quotes.")
+@click.option("--training", type=click.Path(path_type=Path), help="The training run, for what it predicted.")
+@click.option("--force", is_flag=True, help="Serve a pair that the engine would run as another model.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file.")
+@click.option("--strict", is_flag=True, help="Exit code 1 unless lossless.")
+@click.option("--fail-below", type=float, metavar="TAU", help="Exit code 1 unless every τ is at least TAU.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    draft: Path | None, target: str | None, engines: tuple[str, ...], url: str | None, log: Path | None,
+    as_json: bool, out: Path | None, strict: bool, fail_below: float | None, **given: Any,
+) -> None:  # fmt: skip
+    ways = [bool(engines), url is not None, log is not None]
+    if sum(ways) != 1:
+        raise click.UsageError("give one of --engine (started here), --url (a server that runs) and --log (a file)")
+    if log is not None:
+        _log(log, as_json)
+        return
+    if target is None:
+        raise click.UsageError("--target is needed: prompts are sent as its token ids")
+    if engines and draft is None:
+        raise click.UsageError("--engine serves a DRAFT: name its directory")
+    result = _measured(draft, target, engines, url, out, given)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        from rich.console import Console
+
+        from eyas.report.measured_text import show
+
+        show(Console(highlight=False, markup=False), result, out)
+    _judge(result, strict, fail_below)
+
+
+def _measured(
+    draft: Path | None, target: str, engines: Sequence[str], url: str | None, out: Path | None, given: Mapping[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """Every part in turn; the file is written after each, so that nothing is lost."""
+    from tqdm import tqdm
+
+    from eyas._version import __version__
+    from eyas.cli.doctor import teller
+    from eyas.errors import EyasError
+    from eyas.measure.asking import How
+    from eyas.measure.measured import DEFINITION, FORMAT, write
+    from eyas.measure.questions import questions_of
+    from eyas.target.source import fingerprint, resolve_target
+
+    now, levels = datetime.datetime.now(datetime.UTC), _levels(given["concurrency"])
+    folder, tell = resolve_target(target), teller()
+    how = How(given["max_new_tokens"], given["temperature"], not given["stop_at_eos"], 0, given["timeout"])
+    sets = read_sets(given["files"], given["names"], given["limit"])
+    questions = questions_of(folder, sets, given["context_length"] - how.max_tokens - given["k"] - 1)
+    result: dict[str, Any] = {
+        "eyas": __version__, "format": FORMAT, "made": now.isoformat(timespec="seconds"),
+        "draft": str(draft) if draft else None, "target": str(folder),
+        "target_as_given": target, "target_fingerprint": fingerprint(folder),
+        "settings": {"k": given["k"], "max_new_tokens": how.max_tokens, "temperature": how.temperature,
+                     "ignore_eos": how.ignore_eos, "concurrency": levels, "dtype": given["dtype"],
+                     "context_length": given["context_length"], "timeout_s": how.timeout,
+                     "prompts": {name: sum(q.set == name for q in questions) for name in sets}},
+        "definition": DEFINITION,
+        "questions": [{"set": q.set, "prompt": q.index, "ids": list(q.ids)} for q in questions],
+        "engines": [], "failed": {}, "complete": False,
+    }  # fmt: skip
+    passes = len(levels) * (1 if given["no_baseline"] else 2) * max(1, len(engines))
+    with tqdm(total=passes * len(questions), desc="measure", unit="answer", disable=None, leave=False) as bar:
+        for name in engines or ("",):
+            try:
+                part = _part(draft, folder, name, url, questions, how, levels, given, tell, bar.update)
+            except EyasError as error:
+                if len(engines) < 2:
+                    raise
+                result["failed"][name] = str(error)
+                continue
+            result["engines"].append(part)
+            if out is not None:
+                write(out, result)
+    result["complete"] = not result["failed"] and not any(part["errors"] for part in result["engines"])
+    if out is not None:
+        write(out, result)
+    return result
+
+
+def _part(
+    draft: Path | None, folder: Path, engine: str, url: str | None, questions: Any, how: Any, levels: list[int],
+    given: Mapping[str, Any], tell: Any, on_answer: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """One engine: asked, compared, located."""
+    from eyas.engines.launch import options
+    from eyas.measure.engine import with_engine
+    from eyas.measure.locate import locate
+    from eyas.measure.running import with_url
+
+    words = shlex.split(given["launch"]) if given["launch"] else []
+    if engine:
+        from eyas.serve import Launch
+        from eyas.serve.check import check
+
+        launch = Launch(engine, folder, draft, given["k"], dtype=given["dtype"], context=given["context_length"],
+                        requests=max(8, *levels))  # fmt: skip
+        warnings = check(launch, force=given["force"])
+        part = with_engine(launch, questions, how, levels=levels, plain=not given["no_baseline"], wait=given["wait"],
+                           tell=tell, on_answer=on_answer)  # fmt: skip
+        part["warnings"] = warnings
+    else:
+        part = with_url(
+            str(url), given["baseline_url"], questions, how, levels=levels, model=given["model"], k=given["k"],
+            target=folder if given["dtype"] == "float32" else None, on_answer=on_answer,
+        )  # fmt: skip
+        part["command"] = words or None
+    if draft is not None and not given["no_locate"]:
+        part["locate"] = locate(
+            draft, folder, part["engine"], questions, how, part["k"], part["acceptance"], training=given["training"],
+            launch=options(shlex.join(part["command"] or [])), dtype=given["dtype"], tell=tell,
+        )  # fmt: skip
+    return part
+
+
+def _levels(text: str) -> list[int]:
+    try:
+        levels = [int(word) for word in text.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or min(levels) < 1 or len(set(levels)) < len(levels):
+        raise click.UsageError(f"--concurrency {text!r}: expected different whole numbers such as 1,8,32")
+    return levels
+
+
+def _log(log: Path, as_json: bool) -> None:
+    from eyas.engines.served import from_log
+    from eyas.errors import BadInput
+
+    if not log.is_file():
+        raise BadInput(f"{log} is no file; --log takes the server's log")
+    served = from_log(log)
+    if as_json:
+        click.echo(json.dumps(served.to_dict()))
+        return
+    from rich.console import Console
+
+    from eyas.report.measured_text import show_log
+
+    show_log(Console(highlight=False, markup=False), served)
+
+
+def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) -> None:
+    """Raise EyasError (exit code 1) where the caller asked for more than there is."""
+    from eyas.errors import EyasError
+
+    if not result["complete"]:
+        errors = [*result["failed"].values(), *(error for part in result["engines"] for error in part["errors"])]
+        raise EyasError("only a part could be measured: " + "; ".join(errors))
+    for part in result["engines"]:
+        tau = (part["acceptance"] or {}).get("tau")
+        if strict and part["lossless"]["lossless"] is not True:
+            why = part["lossless"].get("why") or "answers differ from those without the draft"
+            raise EyasError(f"{part['engine']}: not shown to be lossless ({why})")
+        if fail_below is not None and (tau is None or tau < fail_below):
+            raise EyasError(f"{part['engine']}: accept length {tau} is below the --fail-below of {fail_below}")

@@ -1,0 +1,143 @@
+"""The rounds of one answer, from what the server counted for this very request.
+
+vLLM and SGLang count every round whole, also what was accepted and then cut off by the last token; llama.cpp and
+OpenVINO count what was sent. Which it is stands beside every number (`rule`), and the reference is counted alike.
+    pytest tests/test_measure_counting.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..serve.client import Reply
+from ..serve.dialects import DIALECTS
+
+WHOLE, CUT = "whole", "cut"
+RULES = {
+    WHOLE: "every round in full: what the last one accepted beyond the end counts, too",
+    CUT: "what was sent: of each answer's last round only what came before the end",
+}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of one answer, prefill's token in none of them."""
+
+    rounds: int
+    accepted: int
+    rule: str
+    source: str
+    """Whose count: the server's for this request, or the groups in which its tokens came."""
+    each: tuple[int, ...] = ()
+    """Accepted drafts of each round in their order; () where that is not said."""
+    histogram: tuple[int, ...] = ()
+    """Rounds that accepted 0, 1, ... drafts; () where that is not said."""
+    steps: int | None = None
+    """Tokens drafted a round, where it is said."""
+
+
+def rounds_of(engine: str, reply: Reply) -> Rounds | None:
+    """None where nothing tells them. Sources: docs/facts/serving.md."""
+    read = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _timings, "openvino": _timings}[engine]
+    found = read(reply)
+    if found is None and DIALECTS[engine].by_round and len(reply.chunks) > 1:
+        each = _by_chunk(reply)
+        found = Rounds(len(each), sum(each), CUT, "the groups in which tokens came", each)
+    return found
+
+
+def _number(counts: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = counts.get(name)
+        if type(value) is int and 0 <= value < 1 << 40:
+            return value
+    return None
+
+
+def _list(counts: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    for name in names:
+        value = counts.get(name)
+        if isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in value):
+            return tuple(value)
+    return ()
+
+
+def _by_chunk(reply: Reply) -> tuple[int, ...]:
+    """Each group of tokens after the first is a round: its accepted drafts and one token of the target."""
+    return tuple(n - 1 for _, n in reply.chunks[1:])
+
+
+def _vllm(reply: Reply) -> Rounds | None:
+    c = reply.counts
+    rounds, accepted = _number(c, "num_spec_steps"), _number(c, "num_accepted_draft_tokens")
+    if not rounds or accepted is None:
+        return None
+    each = _list(c, "per_step_accepted")
+    each = each if len(each) == rounds and sum(each) == accepted else _completed(reply, rounds, accepted)
+    histogram, steps = _list(c, "acceptance_histogram"), _number(c, "num_spec_tokens")
+    return Rounds(rounds, accepted, WHOLE, "the server, for this request", each, histogram, steps)
+
+
+def _sglang(reply: Reply) -> Rounds | None:
+    c = reply.counts
+    rounds = _number(c, "spec_verify_ct")
+    accepted = _number(c, "spec_num_correct_drafts", "spec_accept_token_num")
+    if not rounds or accepted is None:
+        return None
+    drafted = _number(c, "spec_num_proposed_drafts", "spec_draft_token_num")
+    histogram = _list(c, "spec_correct_drafts_histogram", "spec_accept_histogram")
+    steps = drafted // rounds if drafted and drafted % rounds == 0 else None
+    each = _completed(reply, rounds, accepted)
+    return Rounds(rounds, accepted, WHOLE, "the server, for this request", each, histogram, steps)
+
+
+def _completed(reply: Reply, rounds: int, accepted: int) -> tuple[int, ...]:
+    """Each round from the groups of tokens, the last one, which was cut, from the total; () where they do not fit."""
+    each = _by_chunk(reply)
+    if len(each) != rounds:
+        return ()
+    last = accepted - sum(each[:-1])
+    return (*each[:-1], last) if last >= each[-1] else ()
+
+
+def _timings(reply: Reply) -> Rounds | None:
+    """Rounds = tokens - accepted, prefill's token apart: each emits its accepted drafts and one token of the target."""
+    accepted, tokens = _number(reply.counts, "draft_n_accepted"), _number(reply.counts, "predicted_n")
+    if accepted is None or tokens is None or tokens - 1 - accepted <= 0:
+        return None
+    rounds = _number(reply.counts, "rounds")
+    return Rounds(tokens - 1 - accepted if rounds is None else rounds, accepted, CUT, "the server, for this request")
+
+
+def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
+    """tau = 1 + accepted / rounds over all rounds of all answers, as plain JSON values.
+
+    unconditional: share of all rounds whose first j drafts were accepted, j = 1 .. k; [] where an answer does not say.
+    """
+    rounds, accepted = sum(p.rounds for p in parts), sum(p.accepted for p in parts)
+    histogram = [0] * (k + 1)
+    said = True
+    for p in parts:
+        counts = p.histogram or _counted(p.each, k)
+        said = said and sum(counts) == p.rounds and len(counts) <= k + 1
+        for j, n in enumerate(counts[: k + 1]):
+            histogram[j] += n
+    rule, source = (next(iter(s)) if len(s) == 1 else "mixed" for s in ({p.rule for p in parts},
+                                                                        {p.source for p in parts}))  # fmt: skip
+    return {
+        "tau": round(1 + accepted / rounds, 4) if rounds else None,
+        "rounds": rounds,
+        "accepted": accepted,
+        "unconditional": [round(sum(histogram[j:]) / rounds, 4) for j in range(1, k + 1)] if said and rounds else [],
+        "rule": rule,
+        "source": source,
+    }
+
+
+def _counted(each: Sequence[int], k: int) -> tuple[int, ...]:
+    out = [0] * (k + 1)
+    for a in each:
+        out[min(a, k)] += 1
+    return tuple(out) if each else ()

@@ -1,0 +1,223 @@
+"""Where it falls: predicted in training | replayed as declared | as the engine reads it | reference decoder | served.
+
+    locate("path/to/draft", target, "vllm", questions, how, k=4, served=result["acceptance"])
+
+All but the first are of the same prompts and count rounds as the engine does, so that in float32 they are equal where
+nothing is wrong. The first row that falls is the place.   pytest tests/test_measure_locate.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..errors import EyasError
+from .asking import How, Question
+from .counting import CUT
+
+EXACT = 0.01
+"""Of tau: float32, greedy, one order of sums or another decides no more (docs/experiments.md)."""
+LOOSE = 0.1
+"""Of accepted drafts a round: bf16 chooses other words."""
+OTHER_TEXT = 0.75
+"""Training measured on text of its own: a draft of prose accepts less code than this allows for."""
+ROWS = {
+    "training": "predicted in training, on text of its own",
+    "declared": "replayed as declared",
+    "as_read": "replayed as the engine reads it",
+    "served": "served",
+}
+SAYS = {
+    "declared": "The files say something else than what was trained: `eyas doctor` tries what they may have meant",
+    "as_read": "The engine reads the directory otherwise than it declares: export it for this engine",
+    "served": "The files are right and read rightly; what is served falls short: the launch's flags, the engine, or "
+              "the target that it runs",
+}  # fmt: skip
+
+
+def locate(
+    draft: str | Path, target: Path, engine: str, questions: Sequence[Question], how: How, k: int,
+    served: Mapping[str, Any] | None, *, launch: Mapping[str, Any] | None = None, training: str | Path | None = None,
+    dtype: str = "float32", reference: bool = True, tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
+    """{"rows": [{row, what, tau, rounds, accepted, why}], "falls": row or "", "says"}; tau None: it cannot be said.
+
+    served: `acceptance` of a measurement. Raises BadInput where the draft's files cannot be read at all.
+    """
+    rule = (served or {}).get("rule")
+    rows = [_trained(draft, training)]
+    rows += _replayed(draft, target, engine, questions, how, k, rule == CUT, launch or {}, tell)
+    if reference:
+        tell("decoding with the reference decoder")
+        rows.append(_decoded(draft, target, questions, how, k, rule == CUT))
+    rows.append({"row": "served", "what": ROWS["served"], "why": "" if served else "the server did not say",
+                 **{name: (served or {}).get(name) for name in ("tau", "rounds", "accepted")}})  # fmt: skip
+    fallen, says = judged({row["row"]: row["tau"] for row in rows}, dtype == "float32" and how.temperature == 0)
+    return {"rows": rows, "falls": fallen, "says": says, "engine": engine}
+
+
+def judged(taus: Mapping[str, float | None], exact: bool) -> tuple[str, str]:
+    """(the first row that falls, what that says); ("", ...) where none does. exact: float32 and greedy."""
+    above: str | None = None
+    for row in ROWS:
+        tau = taus.get(row)
+        if tau is None:
+            continue
+        if above is not None:
+            before = taus[above]
+            assert before is not None
+            if above == "training":
+                fell = tau - 1 < OTHER_TEXT * (before - 1)
+            else:
+                fell = tau < (1 - EXACT) * before if exact else tau - 1 < (1 - LOOSE) * (before - 1)
+            if fell:
+                return row, SAYS[row]
+            if exact and above != "training" and tau > (1 + EXACT) * before:
+                return row, f"More than {ROWS[above]}: two different models run there, whichever is the better one"
+        above = row
+    return "", "No row falls: what is served is what the files say"
+
+
+def _row(row: str, tau: float | None, rounds: int | None = None, accepted: int | None = None, why: str = "",
+         what: str = "") -> dict[str, Any]:  # fmt: skip
+    return {"row": row, "what": what or ROWS[row], "tau": None if tau is None else round(tau, 4), "rounds": rounds,
+            "accepted": accepted, "why": why}  # fmt: skip
+
+
+def _trained(draft: str | Path, training: str | Path | None) -> dict[str, Any]:
+    from ..doctor.training import predicted_tau
+    from ..draft.files import open_folder
+
+    try:
+        tau = predicted_tau(training, open_folder(draft).eyas or {})
+    except EyasError as error:
+        return _row("training", None, why=str(error))
+    return _row("training", tau, why="" if tau is not None else "nobody wrote it down (--training RUN)")
+
+
+def _replayed(
+    draft: str | Path, target: Path, engine: str, questions: Sequence[Question], how: How, k: int, cut: bool,
+    launch: Mapping[str, Any], tell: Callable[[str], None],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows `declared` and `as_read`."""
+    import dataclasses
+
+    import torch
+
+    from ..doctor.readings import Readings
+    from ..doctor.record import answers
+    from ..doctor.trial import Bench
+    from ..target.facts import read_facts
+
+    tell(f"replaying it as {engine} reads it")
+    readings = Readings.open(draft, target, [engine], launch)
+    specimens = {"declared": readings.declared, "as_read": readings.as_read.get(engine)}
+    why = {"declared": readings.refusal, "as_read": ""}
+    read = readings.engines[engine]
+    if engine in ("llamacpp", "openvino"):  # they run a converted copy of an export, which says more than the draft may
+        specimens["as_read"], why["as_read"] = _exported(draft, target, engine)
+    elif read.failure is not None:
+        why["as_read"] = f"it does not start: {read.failure.what}"
+    if how.temperature:
+        specimens, why = {}, dict.fromkeys(("declared", "as_read"), "sampled text cannot be replayed: ask greedily")
+    wanted = {name: s for name, s in specimens.items() if s is not None}
+    out = {name: _row(name, None, why=why.get(name) or "its taps are not known") for name in ("declared", "as_read")}
+    if wanted:
+        layers = read_facts(target).num_layers
+        taps = sorted({t for s in wanted.values() for t in s.slices if 0 <= t <= layers})
+        # An engine counts every round that it begins before the last token: the text must go on until that one's end.
+        tokens = how.max_tokens + k - 1 if how.ignore_eos else how.max_tokens
+        text = answers(target, [list(q.ids) for q in questions], taps or [0], tokens=tokens, ends=not how.ignore_eos,
+                       dtype="float32")  # fmt: skip
+        bench = Bench(dataclasses.replace(text), torch.float32)
+        for name, specimen in wanted.items():
+            if name == "as_read" and specimen is specimens.get("declared"):
+                continue
+            rounds, accepted = _walked(bench, specimen, k, how.max_tokens if cut else None)
+            out[name] = _row(name, 1 + accepted / rounds if rounds else None, rounds, accepted)
+    return [out["declared"], out["as_read"]]
+
+
+def _walked(bench: Any, specimen: Any, k: int, limit: int | None) -> tuple[int, int]:
+    """(rounds, accepted); limit: tokens of an answer, beyond which nothing is counted."""
+    import torch
+
+    from ..decode.replay import rounds
+
+    material = bench.material
+    at, n = rounds(bench.accepted(specimen, k), material.run, k)
+    if limit is None:
+        return len(at), int(n.sum())
+    document = material.packing.document[at]
+    first = torch.tensor([int(material.mask[a:b].nonzero()[0, 0]) + int(a) for a, b in
+                          zip(material.offsets[:-1], material.offsets[1:], strict=True)])  # fmt: skip
+    begun = at + 2 - first[document]  # tokens of the answer before the round
+    return cut_off(begun.tolist(), n.tolist(), document.tolist(), limit)
+
+
+def cut_off(begun: Sequence[int], accepted: Sequence[int], document: Sequence[int], limit: int) -> tuple[int, int]:
+    """Rounds and accepted drafts as an engine counts them that only knows what it sent: tokens - 1 = rounds + accepted.
+
+    begun: tokens of the answer before each round; document: whose round it is.
+    """
+    total = sum(min(a, limit - b) for b, a in zip(begun, accepted, strict=True))
+    return len(set(document)) * (limit - 1) - total, total
+
+
+def _exported(draft: str | Path, target: Path, engine: str) -> tuple[Any, str]:
+    """(the specimen that a converted export is, "") or (None, why there is none)."""
+    import dataclasses
+
+    from ..doctor.readings import Readings
+    from ..export import export_draft
+
+    with TemporaryDirectory(prefix="eyas-") as scratch:
+        try:
+            export_draft(draft, Path(scratch) / "export", to=engine, target_dir=target, verify=False)
+        except EyasError as error:
+            return None, str(error)
+        readings = Readings.open(Path(scratch) / "export", target, [engine], {})
+        specimen = readings.as_read.get(engine)
+        if specimen is None or readings.declared is None:
+            return None, "it does not start"
+        tensors = {name: t.clone() for name, t in specimen.tensors.items()}
+        specimen = dataclasses.replace(specimen, tensors=tensors)
+        if engine == "openvino":  # its own default is one layer off; the conversion mends that
+            taps = readings.declared.slices
+            conventions = dataclasses.replace(specimen.conventions, taps=taps)
+            specimen = dataclasses.replace(specimen, slices=taps, conventions=conventions)
+        return specimen, ""
+
+
+def _decoded(
+    draft: str | Path, target_dir: Path, questions: Sequence[Question], how: How, k: int, cut: bool
+) -> dict[str, Any]:
+    """The reference decoder's own rounds: draft and target run together, nothing replayed."""
+    import torch
+
+    from ..decode.answers import decode
+    from ..decode.step import ChainDrafter
+    from ..draft.checkpoint import load_draft
+    from ..target.model import Target
+
+    what = "decoded by the reference, as declared"
+    if how.temperature:
+        return _row("reference", None, why="sampled text differs from run to run", what=what)
+    try:
+        target = Target.load(target_dir, dtype=torch.float32)
+        module, vocab_map, _ = load_draft(draft, target_dir, dtype=torch.float32)
+        eos = () if how.ignore_eos else target.facts.eos_ids
+        done = decode(target, [list(q.ids) for q in questions], ChainDrafter(module, vocab_map), k=k,
+                      max_new_tokens=how.max_tokens, eos_ids=eos)  # fmt: skip
+    except EyasError as error:
+        return _row("reference", None, why=str(error), what=what)
+    if cut:
+        begun = [start for a in done.answers for start in [1, *a.ends[:-1]][: len(a.accepted)]]
+        whose = [i for i, a in enumerate(done.answers) for _ in a.accepted]
+        rounds, accepted = cut_off(begun, [n for a in done.answers for n in a.accepted], whose, how.max_tokens)
+    else:
+        rounds = sum(len(a.accepted) for a in done.answers)
+        accepted = sum(sum(a.accepted) for a in done.answers)
+    return _row("reference", 1 + accepted / rounds if rounds else None, rounds, accepted, what=what)

@@ -1,0 +1,102 @@
+"""The file that `eyas measure --out` writes, and what others make of it.
+
+write("measured.json", result)          of_file("measured.json").served
+
+pytest tests/test_measure_file.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..artifacts import atomic_write_json
+from ..engines.served import Served, from_number
+from ..errors import BadInput
+
+FORMAT = 1
+DEFINITION = (
+    "tau = 1 + accepted / rounds, prefill's token in no round; unconditional: share of all rounds whose first j drafts "
+    "were all accepted; rule whole: rounds count in full, cut: only what was sent; strict: rounds whose k drafts all "
+    "fall within the answer"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MeasuredFile:
+    """One engine of a measurement."""
+
+    path: Path
+    engine: str
+    served: Served | None
+    """None where the server did not say what it accepted."""
+    command: tuple[str, ...] = ()
+    rows: Mapping[str, float] = field(default_factory=dict)
+    """Row of the located table -> tau, those that are known."""
+    falls: str | None = None
+    """The first row that falls, "" where none does, None where nobody looked."""
+    says: str = ""
+
+
+def write(path: str | Path, result: Mapping[str, Any]) -> None:
+    """Atomically. Raises BadInput where it cannot be written."""
+    try:
+        atomic_write_json(Path(path), result)
+    except OSError as error:
+        raise BadInput(f"--out {path} cannot be written ({error.strerror})") from error
+
+
+def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
+    """One engine's part; `engine` is needed where the file holds several. Raises BadInput, naming the file."""
+    path = Path(path)
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as what `eyas measure --out` writes ({error})") from error
+    parts = values.get("engines") if isinstance(values, Mapping) else None
+    if not isinstance(parts, list) or not parts or not all(isinstance(p, Mapping) for p in parts):
+        raise BadInput(f"{path} holds no measurement: expected what `eyas measure --out` writes, with `engines`")
+    names = [str(p.get("engine")) for p in parts]
+    chosen = [p for p in parts if engine is None or p.get("engine") == engine.partition("@")[0]]
+    if len(chosen) != 1:
+        raise BadInput(f"{path} holds measurements of {', '.join(names)}: choose one with --engine")
+    return _part(path, chosen[0])
+
+
+def _part(path: Path, part: Mapping[str, Any]) -> MeasuredFile:
+    located = part.get("locate") if isinstance(part.get("locate"), Mapping) else None
+    rows = located.get("rows") if located else None
+    taus = {str(r.get("row")): float(r["tau"]) for r in rows or () if isinstance(r, Mapping) and _number(r.get("tau"))}
+    command = part.get("command")
+    return MeasuredFile(
+        path,
+        str(part.get("engine")),
+        _served(path, part),
+        tuple(map(str, command)) if isinstance(command, list) else (),
+        taus,
+        str(located.get("falls") or "") if located else None,
+        str(located.get("says") or "") if located else "",
+    )
+
+
+def _served(path: Path, part: Mapping[str, Any]) -> Served | None:
+    said = part.get("acceptance")
+    if not isinstance(said, Mapping) or not _number(said.get("tau")):
+        return None
+    rates = said.get("unconditional")
+    whole = isinstance(rates, list) and all(_number(x) and 0 <= x <= 1 for x in rates)
+    counts = [said.get("rounds"), said.get("accepted"), part.get("k")]
+    rounds, accepted, k = (n if type(n) is int and n >= 0 else None for n in counts)
+    base = from_number(said["tau"])  # checks it
+    return Served(
+        str(part.get("engine")), str(part.get("version") or ""), base.tau, dict(said.get("own") or {}),
+        tuple(float(x) for x in rates) if whole and rates else (), rounds, None, accepted, k,
+        notes=(f"Measured: {path.name}.",),
+    )  # fmt: skip
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e15 < value < 1e15
