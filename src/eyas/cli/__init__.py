@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "revert": ("eyas.cli.revert", "Bring back an earlier state of a repaired draft."),
     "verify": ("eyas.cli.verify", "Prove that a copy, an upload or a conversion of a draft is intact."),
     "prove": ("eyas.cli.prove", "Decode with draft and target: is it lossless, and how long is the accept length?"),
+    "serve": ("eyas.cli.serve", "Start a real engine with target and draft, or print the command."),
     "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
     "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
     "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
