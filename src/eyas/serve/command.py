@@ -114,7 +114,8 @@ def _sglang(launch: Launch, inputs: Inputs, environment: Environment) -> tuple[l
 
 
 def _llamacpp(launch: Launch, inputs: Inputs, environment: Environment) -> tuple[list[str], Flags]:
-    """One slot: others wait. Flash attention would compute in half precision, as its cache does by default."""
+    """One slot, others wait: of several, all but the first accept less (b11434; the answers are the same). Flash
+    attention would compute in half precision, as its cache does by default."""
     flags: Flags = [
         ("-m", str(inputs.target)), ("--alias", launch.model), ("-c", str(launch.context)), ("-np", "1"),
         ("-fa", "off"), ("--no-cache-prompt", None), ("--cache-ram", "0"), ("--metrics", None), ("--no-webui", None),

@@ -11,9 +11,14 @@ from pathlib import Path
 from ..engines.served.events import Events
 
 LINES, WIDTH = 12, 300
+TAKEN = re.compile(
+    r"address already in use|port \d+ (?:is )?(?:not available|already|in use)|"
+    r"couldn't bind (?:to )?(?:HTTP )?server socket",
+    re.IGNORECASE,
+)
 # Pattern -> what it means and what to do. Sources: SGLang 0.5.23, vLLM 0.32.0, llama.cpp b11434.
 CAUSES = (
-    (r"address already in use|port \d+ (?:is )?(?:not available|in use)|couldn't bind (?:to )?(?:HTTP )?server socket",
+    (TAKEN.pattern,
      "another program took the port meanwhile; start again, or name another --port"),
     (r"unrecognized arguments?: (.{1,120})", "the engine does not know an option given after `--`; remove it"),
     (r"invalid argument: (.{1,120})", "the engine does not know an option given after `--`; remove it"),

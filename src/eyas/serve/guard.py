@@ -23,7 +23,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL = 0.2  # seconds between two looks
-AFTER_TERM = 5.0  # seconds that are left after SIGTERM
+AFTER_TERM = 5.0  # seconds that are left after SIGTERM, at most
 
 
 def _prctl(option: int, value: int) -> None:
@@ -68,8 +68,8 @@ class Guard:
     """The server and what became of it."""
 
     def __init__(self, parent: int, log: str, grace: float, command: list[str]) -> None:
-        self.parent, self.grace, self.code = parent, grace, None
-        self.told = False
+        self.parent, self.grace, self.told = parent, grace, False
+        self.code: int | None = None
         signal.signal(signal.SIGTERM, self._tell)
         for name in (signal.SIGINT, signal.SIGHUP):
             signal.signal(name, signal.SIG_IGN)
@@ -79,8 +79,6 @@ class Guard:
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=_in_the_server,
             )  # fmt: skip
-
-    code: int | None
 
     def _tell(self, *_: object) -> None:
         self.told = True
@@ -115,7 +113,7 @@ class Guard:
                 os.killpg(self.server.pid, signal.SIGTERM)
             for pid in descendants(os.getpid()):
                 self._kill(pid, signal.SIGTERM)
-            self._wait(AFTER_TERM, everybody=True)
+            self._wait(min(AFTER_TERM, self.grace), everybody=True)
         while True:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.server.pid, signal.SIGKILL)

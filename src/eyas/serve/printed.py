@@ -91,6 +91,8 @@ def _sglang(launch: Launch, there: There) -> list[str]:
 
 def _llamacpp(launch: Launch, there: There) -> list[str]:
     lines, model = [], there.target
+    if there.draft is not None and (there.requests or 1) > 1:
+        lines.append("# of several slots (-np) all but the first accept less, with b11434; the answers are the same")
     kind = OUTTYPE[launch.dtype]
     if not there.target.endswith(".gguf"):
         model = "target.gguf"

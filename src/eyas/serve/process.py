@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 
 from ..errors import BadInput, EyasError
 from .explain import explained
+from .guard import descendants
+from .ports import listens
 
 GUARD = Path(__file__).with_name("guard.py")
 GRACE = 10.0  # seconds for a server to stop by itself
@@ -41,6 +42,10 @@ class Process:
     pid: int
     _guard: subprocess.Popen[bytes] = field(repr=False)
     _code: int | None = None
+
+    def family(self) -> list[int]:
+        """The server and all that it started, as far as they live."""
+        return descendants(self._guard.pid)
 
     def alive(self) -> bool:
         """Does the server still run?"""
@@ -123,23 +128,29 @@ def _begin(log: Path) -> None:
 # ---------------------------------------------------------------- until it answers
 
 
-def until_ready(process: Process, url: str, wait: float, tell: Tell, name: str = "the server") -> float:
-    """Seconds until `url`/health answers with 200. Raises EyasError, with the end of the log and its path, where the
-    server ends before or `wait` seconds are over."""
+def until_ready(
+    process: Process, url: str, wait: float, tell: Tell, name: str = "the server", port: int | None = None
+) -> float:
+    """Seconds until `url`/health answers with 200, by this server and not by another program at that `port`.
+
+    Raises EyasError, with the end of the log and its path, where the server ends before or `wait` seconds are over.
+    """
     began = time.monotonic()
     news = began + NEWS
     heard = ""
     while True:
         answers = _healthy(f"{url}/health")
+        foreign = answers and port is not None and listens(process.family(), port) is False
         now = time.monotonic()
         if not process.alive():
             code = process.exit_code()
             how = "was killed from outside" if code is None else f"left with exit code {code}"
             raise EyasError(f"{name} {how} after {now - began:.0f} s. {explained(process.tail(), process.log)}")
-        if answers:
+        if answers and not foreign:
             return now - began
         if now - began > wait:
             what = f"{name} did not answer at {url}/health within {wait:g} s and was stopped"
+            what += "; another program answers there" if foreign else ""
             raise EyasError(f"{what}. {explained(process.tail(), process.log)}")
         if now > news:
             news = now + NEWS
@@ -161,32 +172,3 @@ def _healthy(page: str) -> bool:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:160] if lines else "nothing in its log yet"
-
-
-# ---------------------------------------------------------------- addresses
-
-
-def reachable(host: str) -> str:
-    """The name by which this machine reaches what listens on `host`."""
-    if host in ("0.0.0.0", ""):
-        return "127.0.0.1"
-    if host == "::":
-        return "[::1]"
-    return f"[{host}]" if ":" in host else host
-
-
-def free_port(host: str, port: int | None) -> int:
-    """`port` if nothing listens there, or a free one for None. Raises BadInput naming the port, or the host."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port or 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        if port is None:
-            raise BadInput(f"--host {host}: nothing can listen there ({error.strerror}); try 127.0.0.1") from error
-        raise BadInput(
-            f"--port {port} on {host} cannot be used ({error.strerror}); end what listens there, or leave --port out "
-            f"to take a free one"
-        ) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,11 @@ from ..engines.environment import cache_root
 from ..engines.serving import environment
 from ..errors import EyasError
 from .command import here, variables
+from .explain import TAKEN
 from .launch import Launch
+from .ports import free_port, reachable
 from .prepare import prepared
-from .process import Process, Tell, free_port, guarded, reachable, until_ready
+from .process import Process, Tell, guarded, until_ready
 
 KEPT_LOGS = 50
 ATTEMPTS = 3  # at a free port, which another program may take before the server does
@@ -70,24 +72,36 @@ def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack)
     inputs = prepared(launch, tell)
     environ = found.environ() | variables(launch)
     threads = int(environ.get("OMP_NUM_THREADS") or 1)
-    name = f"{found.engine} {found.version}"
-    for attempt in range(ATTEMPTS):
-        port = free_port(launch.host, launch.port)
-        url = f"http://{reachable(launch.host)}:{port}"
-        command = here(launch, inputs, found, port, threads)
-        log = (launch.log or default_log(launch.engine)).absolute()
-        tell(f"{name}: starting; its log is {log}")
+    process, url, seconds = at_a_port(
+        lambda port: here(launch, inputs, found, port, threads), environ, launch.host, launch.port,
+        (launch.log or default_log(launch.engine)).absolute(), wait, tell, f"{found.engine} {found.version}", stack,
+    )  # fmt: skip
+    return Server(launch.engine, url, launch.model, process.log, list(process.command), process.pid, seconds, process)
+
+
+def at_a_port(
+    command: Callable[[int], list[str]], environ: Mapping[str, str], host: str, port: int | None, log: Path,
+    wait: float, tell: Tell, name: str, stack: contextlib.ExitStack,
+) -> tuple[Process, str, float]:  # fmt: skip
+    """Start `command(port)` and wait until it answers: (process, url, seconds). `stack` stops it.
+
+    port: None takes a free one, and another where that is taken before the server has it.
+    """
+    tell(f"{name}: starting; its log is {log}")
+    for last in [False] * (ATTEMPTS - 1 if port is None else 0) + [True]:
+        chosen = free_port(host, port)
+        url = f"http://{reachable(host)}:{chosen}"
         with contextlib.ExitStack() as mine:
-            process = mine.enter_context(guarded(command, environ, log))
+            process = mine.enter_context(guarded(command(chosen), environ, log))
             try:
-                seconds = until_ready(process, url, wait, tell, name)
+                seconds = until_ready(process, url, wait, tell, name, chosen)
             except EyasError:
-                if launch.port is None and attempt + 1 < ATTEMPTS and "in use" in process.tail().lower():
-                    tell(f"{name}: port {port} was taken meanwhile; trying another")
-                    continue
-                raise
+                if last or process.alive() or not TAKEN.search(process.tail()):
+                    raise
+                tell(f"{name}: port {chosen} was taken meanwhile; trying another")
+                continue
             stack.enter_context(mine.pop_all())
-            return Server(launch.engine, url, launch.model, log, command, process.pid, seconds, process)
+            return process, url, seconds
     raise AssertionError("the last attempt returns or raises")
 
 
