@@ -30,11 +30,11 @@ from eyas.errors import BadInput
 from eyas.target.facts import read_facts
 from eyas.target.model import Target
 from eyas.vocab import VocabMap
+from fitting import TAPS, fitted_draft, greedy_texts, random_draft
 from reference import Naive
 
 PROMPTS = [[5, 17, 40, 8, 99, 3], [7], [250, 11, 11, 11, 11, 11, 11, 11, 65], [1, 33, 21]]
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
-TAPS = (2, 4, 5)
 
 
 @pytest.fixture(scope="module")
@@ -44,42 +44,12 @@ def target(tiny_target: Path) -> Target:
 
 @pytest.fixture(scope="module")
 def truths(target: Target) -> list[list[int]]:
-    """Forty tokens after each prompt by transformers' own greedy decoding: nothing of ours in it."""
-    how = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
-    return [target.model.generate(torch.tensor([p]), **how)[0, len(p) :].tolist() for p in PROMPTS]
-
-
-def random_draft(target: Target, seed: int = 0, size: int = 300, **conventions) -> tuple[Draft, VocabMap]:
-    given = {"taps": TAPS, "num_target_layers": 8, "rms_norm_eps": 1e-5, **conventions}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        draft = Draft(DraftShape(32, 32, 64, 2, 1, 16, 300, size, num_taps=3), Conventions(**given))
-        for p in draft.parameters():
-            if p.ndim > 1:
-                torch.nn.init.normal_(p, std=0.2)
-    draft.set_embedding(target.model.get_input_embeddings().weight)
-    ids = torch.arange(size) * (300 // size)
-    return draft.eval().requires_grad_(False), VocabMap.from_absolute(ids, 300)
-
-
-def fitted_draft(target: Target, truths: list[list[int]], **conventions) -> tuple[Draft, VocabMap]:
-    """A draft whose head half knows these texts: often right, often wrong, and right in second place."""
-    draft, vocab = random_draft(target, **conventions)
-    outputs, wanted = [], []
-    for prompt, truth in zip(PROMPTS, truths, strict=True):
-        x = torch.tensor(prompt + truth)
-        taps = target.states(x[None], taps=TAPS)[0]
-        h = draft.step(draft.embed(x[None, 1:]), draft.fuse(taps[:, :-1]), torch.arange(len(x) - 1), draft.new_cache())
-        outputs.append(draft.norm(h[0, :-1]))
-        wanted.append(x[2:])
-    x, y = torch.cat(outputs), torch.nn.functional.one_hot(torch.cat(wanted), 300).float()
-    draft.lm_head.weight.copy_(8 * torch.linalg.lstsq(x, y).solution.T)
-    return draft, vocab
+    return greedy_texts(target, PROMPTS)
 
 
 @pytest.fixture(scope="module")
 def fitted(target: Target, truths: list[list[int]]) -> tuple[Draft, VocabMap]:
-    return fitted_draft(target, truths)
+    return fitted_draft(target, PROMPTS, truths)
 
 
 def paths(tree: Tree) -> list[tuple[int, ...]]:
@@ -200,7 +170,7 @@ def test_a_sliding_window_counts_positions(tiny_target: Path, kind: str):
         "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 2,
         "num_key_value_heads": 1, "initializer_range": 0.2, "eos_token_id": None, "sliding_window": 5,
     }  # fmt: skip
-    torch.manual_seed(1)
+    torch.random.manual_seed(1)
     if kind == "mistral":
         model = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, head_dim=16))
     else:
@@ -259,7 +229,7 @@ def p_value(texts: torch.Tensor, odds: torch.Tensor) -> float:
     rare = hoped < 5
     counts, hoped = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, hoped))
     chi, free = ((counts - hoped) ** 2 / hoped).sum(), torch.tensor(len(hoped) - 1.0, dtype=torch.float64)
-    assert free > 20
+    assert free > 10
     return float(torch.special.gammaincc(free / 2, chi / 2))
 
 
@@ -267,7 +237,7 @@ def p_of_walks(small, how: Callable, seed: int, draws: int = 4000) -> float:
     """The test of texts of three tokens: of each draw what `how(rule, logits, tree)` accepts of one and the same tree,
     and what it leaves out at the end by the true odds."""
     target, draft, vocab = small
-    batch = TreeBatch(target, [PROMPT], TreeDrafter(draft, vocab, 3, 7))
+    batch = TreeBatch(target, [PROMPT], TreeDrafter(draft, vocab, 3, 11))
     odds = odds_after(target, [*PROMPT, int(batch.last)])
     batch.step(2)
     rule, rest = Sampling(TEMPERATURE, seed), torch.Generator().manual_seed(seed)
@@ -314,11 +284,11 @@ def test_sampled_answers_are_distributed_as_the_targets_text(small, drafting: st
     """End to end, prefill and several rounds. Trees go one by one, so fewer of them."""
     target, draft, vocab = small
     odds = odds_after(target, PROMPT)
-    drafter = ChainDrafter(draft, vocab) if drafting == "chain" else TreeDrafter(draft, vocab, 3, 7)
+    drafter = ChainDrafter(draft, vocab) if drafting == "chain" else TreeDrafter(draft, vocab, 3, 11)
     done = decode(target, [PROMPT] * draws, drafter, k=2, rule=Sampling(TEMPERATURE, seed=5), max_new_tokens=3)
     assert p_value(torch.tensor([a.tokens for a in done.answers]), odds) > 1e-4
     first = torch.tensor([a.accepted[0] for a in done.answers])
-    assert first.bincount(minlength=3).min() > draws / 100, "rejections and bonus tokens both happened often"
+    assert first.bincount(minlength=3).min() > draws / 40, "rejections and bonus tokens both happened often"
 
     class Unseen(Sampling):
         """Wrong: accepts every draft."""

@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("eyas.cli.verify", "Prove that a copy, an upload or a conversion of a draft is intact."),
     "prove": ("eyas.cli.prove", "Decode with draft and target: is it lossless, and how long is the accept length?"),
     "serve": ("eyas.cli.serve", "Start a real engine with target and draft, or print the command."),
+    "chat": ("eyas.cli.chat", "Talk to a target with its draft, and see which words were drafted."),
     "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
     "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
     "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
