@@ -205,6 +205,8 @@ def test_counts_and_speed():
     turn = Turn("", [], 9, [Round((1,), (True,)), Round((2, 3), (False, True), 1, 4), Round((4,), (True,), 0, 4)])
     turn.seconds = 0.5
     assert (turn.counts, tau([turn, turn]), turn.tokens_per_s) == ((2, 1, 8), 1.5, 6.0)
+    turn.finish = "length"
+    assert (turn.counts, tau([turn]), turn.tokens_per_s) == ((1, 1, 4), 2.0, 6.0), "the last round may be cut off"
 
 
 # ---------------------------------------------------------------- served
@@ -252,6 +254,13 @@ def test_chunks_of_an_engine_are_rounds():
 def test_a_first_chunk_of_several_tells_nothing():
     done = list(Served(Client([(5, 6), (7, 8)])).rounds([1], 9))
     assert [(r.own, r.accepted) for r in done] == [((None, None), 0), ((False, True), 1)]
+
+
+@pytest.mark.parametrize(("limit", "eos"), [(4, ()), (9, {8})])
+def test_nobody_knows_who_said_the_last_token(limit: int, eos: set[int]):
+    done = list(Served(Client([(5,), (6, 7, 8)]), eos_ids=eos).rounds([1], limit))
+    assert [(r.own, r.accepted) for r in done] == [((True,), 0), ((False, False, None), 2)]
+    assert next(Served(Client([(8,)]), eos_ids={8}).rounds([1], 1)).own == (True,), "prefill's token is the target's"
 
 
 def test_single_tokens_say_nothing_of_drafts():

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from eyas.target.model import Target
 
 DEFINITION = (
-    "tau = 1 + accepted / rounds, prefill's token excluded, every round in full as engines count; tokens per second "
-    "after the first round's arrival"
+    "tau = 1 + accepted / rounds, prefill's token excluded, and each answer's last round, which its end may have cut "
+    "off; tokens per second: of all tokens after prefill's"
 )
 
 
@@ -68,8 +68,12 @@ class Turn:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Rounds after prefill's, and accepted and verified drafts in them; verified is 0 where that is not known."""
-        later = self.rounds[1:]
+        """Rounds, and accepted and verified drafts in them; verified is 0 where that is not known.
+
+        Prefill's is none. Nor is the last of a finished answer: it may be cut off, and a server does not say how much
+        of it was accepted.
+        """
+        later = self.rounds[1:] if self.finish in ("", "interrupted") else self.rounds[1:-1]
         return len(later), sum(r.accepted for r in later), sum(r.drafted for r in later)
 
     @property
@@ -163,12 +167,14 @@ class Local:
 class Served:
     """A running engine answers, by an `eyas.serve.client.Client`.
 
-    Where an engine sends a round at a time (vLLM, SGLang), all but the last token of a chunk were drafted. The others
-    send token by token, whoever made it.
+    Where an engine sends a round at a time (vLLM, SGLang), all but the last token of a chunk were drafted; where the
+    answer's end cuts a round off, nobody knows of the last one. The other engines send token by token, whoever made it.
     """
 
-    def __init__(self, client: Any, *, temperature: float = 0.0, seed: int | None = None) -> None:
-        self.client, self.temperature, self.seed = client, temperature, seed
+    def __init__(
+        self, client: Any, *, temperature: float = 0.0, seed: int | None = None, eos_ids: Collection[int] = ()
+    ) -> None:
+        self.client, self.temperature, self.seed, self.eos_ids = client, temperature, seed, frozenset(eos_ids)
         self.visible = False
         self.engine = ""
         self._loop = asyncio.new_event_loop()
@@ -181,16 +187,18 @@ class Served:
         self.engine, self.visible = dialect.engine, dialect.by_round
         how: dict[str, Any] = {"max_tokens": limit, "temperature": self.temperature, "seed": self.seed}
         stream: AsyncGenerator[Any, None] = self.client.stream(ids, **how)
-        begun = False
+        said = 0
         try:
             while (chunk := self._wait(anext(stream, None))) is not None:
-                n = len(chunk.tokens)
+                n, begun = len(chunk.tokens), said > 0
                 if n == 0:
                     continue
+                said += n
                 told = self.visible and (begun or n == 1)  # a first chunk of several: prefill's and more, unknown which
-                own = tuple(i == n - 1 for i in range(n)) if told else (None,) * n
-                yield Round(tuple(chunk.tokens), own, n - 1 if told else 0)
-                begun = True
+                own: list[bool | None] = [i == n - 1 for i in range(n)] if told else [None] * n
+                if begun and (said >= limit or chunk.tokens[-1] in self.eos_ids):
+                    own[-1] = None  # the answer ends here, maybe in the midst of what was drafted
+                yield Round(tuple(chunk.tokens), tuple(own), n - 1 if told else 0)
         finally:
             self._wait(stream.aclose())
 

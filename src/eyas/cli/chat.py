@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 HELP = """Talk to a target with its DRAFT in the terminal: what was drafted and accepted stands in one colour, what the
 target said itself in another.
 
-Under each answer stands its accept length τ = 1 + accepted / rounds (every round in full, as engines count). --explain
-walks one round of it in words: what was drafted, what the target says to it, and why the round ends where it does.
-The text is the target's own, whatever the draft: greedy, or sampled at --temperature. A chain of --k tokens is drafted
-each round; with --topk or --nodes it is EAGLE-2's tree of that depth (see eyas prove --help).
+Under each answer stands its accept length τ = 1 + accepted / rounds; its last round, which the end of the answer may
+have cut off, is left out. --explain walks one round of it in words: what was drafted, what the target says to it, and
+why the round ends where it does. The text is the target's own, whatever the draft: greedy, or sampled at --temperature.
+A chain of --k tokens is drafted each round; with --topk or --nodes it is EAGLE-2's tree of that depth (see eyas prove
+--help).
 
 With --url a running engine answers instead of DRAFT and the reference decoder; the target is then read for its chat
 template and tokenizer alone. vLLM and SGLang send a round at a time, so what was drafted shows; others send token by
@@ -145,7 +146,7 @@ def _served(url: str, settings: dict[str, Any]) -> Conversation:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
     client = Client(url, engine=settings["engine"], model=settings["model"])
     seed = settings["seed"] if settings["temperature"] > 0 else None
-    source = Served(client, temperature=settings["temperature"], seed=seed)
+    source = Served(client, temperature=settings["temperature"], seed=seed, eos_ids=facts.eos_ids)
     return Conversation(
         tokenizer, source, system=settings["system"], eos_ids=facts.eos_ids,
         max_new_tokens=settings["max_new_tokens"], room=facts.max_position,

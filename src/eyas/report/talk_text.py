@@ -212,7 +212,7 @@ def turn_dict(turn: Turn, text: str, look: Any = None) -> dict[str, Any]:
         "rounds": rounds,
         "accepted": accepted,
         "drafted": drafted or None,
-        "tau": round(1 + accepted / rounds, 4) if rounds and None not in turn.own else None,
+        "tau": round(1 + accepted / rounds, 4) if rounds and any(own is not None for own in turn.own) else None,
         "tokens_per_s": None if turn.tokens_per_s is None else round(turn.tokens_per_s, 2),
     }
     return plain if look is None else {**plain, "explained": {"round": look[0], **look[1].to_dict()}}
