@@ -249,9 +249,20 @@ def test_an_engine_answers(monkeypatch, target: Target, asked: list[int]):
     assert quiet["tau"] == 2.0
     single = Client([(a,), (b,), (c,)], by_round=False)
     done = served(monkeypatch, target, single, "--explain", input=f"{SAY}\n")
-    assert "abc\n[llamacpp sends single tokens: what was drafted cannot be seen" in done.stdout
+    assert "abc\n[llamacpp sends single tokens: which were drafted cannot be seen" in done.stdout
     assert "no round of it was seen from inside" in done.stdout
     assert json.loads(served(monkeypatch, target, single, "--say", SAY, "--json").stdout)["tau"] is None
+
+
+def test_rounds_that_arrive_together_are_told_by_the_servers_count(monkeypatch, target: Target):
+    counts = {"num_spec_steps": 5, "num_accepted_draft_tokens": 2}
+    done = served(monkeypatch, target, Client([(65,), (66, 67, 68), (69,)], counts=counts), "--say", SAY)
+    assert "τ 3.00 (2 drafts accepted in 1 round)" in done.stdout
+    assert "the server counts τ 1.40, 2 in 5 rounds, the last included; some rounds arrived together" in done.stdout
+    counts = {"num_spec_steps": 2, "num_accepted_draft_tokens": 2}
+    done = served(monkeypatch, target, Client([(65,), (66, 67, 68), (69,)], counts=counts), "--say", SAY, "--json")
+    counted = json.loads(done.stdout)["turns"][0]["counted_by_server"]
+    assert (counted["rounds"], counted["accepted"]) == (2, 2)
 
 
 def test_usage(folder: Path, target: Target):

@@ -19,6 +19,7 @@ from eyas.decode.rules import Greedy, Rule, Sampling
 from eyas.decode.talk import Round, rounds
 from eyas.decode.tree import make_drafter
 from eyas.errors import BadInput
+from eyas.serve.client import Reply
 from eyas.talk import Conversation, Local, Served, Turn, tau
 from eyas.target.model import Target
 from fitting import fitted_draft, greedy_texts
@@ -215,15 +216,18 @@ def test_counts_and_speed():
 class Client:
     """As eyas.serve.client.Client: chunks of given tokens; `stuck`: waits for ever after them."""
 
-    def __init__(self, chunks: Sequence[tuple[int, ...]], by_round: bool = True, stuck: bool = False) -> None:
-        self.chunks, self.by_round, self.stuck = chunks, by_round, stuck
+    def __init__(
+        self, chunks: Sequence[tuple[int, ...]], by_round: bool = True, stuck: bool = False, counts: dict | None = None
+    ) -> None:
+        self.chunks, self.by_round, self.stuck, self.counts = chunks, by_round, stuck, counts or {}
         self.asked: list[dict] = []
         self.ended = self.closed = False
 
     async def know(self):
         return SimpleNamespace(engine="vllm" if self.by_round else "llamacpp", by_round=self.by_round)
 
-    async def stream(self, ids: Sequence[int], **how):
+    async def stream(self, ids: Sequence[int], *, reply: Reply, **how):
+        reply.counts |= self.counts
         self.asked.append({"ids": list(ids), **how})
         try:
             for tokens in self.chunks:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from eyas.decode.rules import Rule
     from eyas.decode.step import ChainDrafter
     from eyas.decode.talk import Round
+    from eyas.measure.counting import Rounds
     from eyas.target.model import Target
 
 DEFINITION = (
@@ -169,6 +170,7 @@ class Served:
 
     Where an engine sends a round at a time (vLLM, SGLang), all but the last token of a chunk were drafted; where the
     answer's end cuts a round off, nobody knows of the last one. The other engines send token by token, whoever made it.
+    Two rounds that arrive together look like one; what the server counted (`counted`) tells.
     """
 
     def __init__(
@@ -177,15 +179,20 @@ class Served:
         self.client, self.temperature, self.seed, self.eos_ids = client, temperature, seed, frozenset(eos_ids)
         self.visible = False
         self.engine = ""
+        self.counted: Rounds | None = None
+        """What the server itself counted of the last whole answer, by its own rule."""
         self._loop = asyncio.new_event_loop()
 
     def rounds(self, ids: Sequence[int], limit: int) -> Iterator[Round]:
         """Raises Failed (EyasError) where the server does not answer."""
         from eyas.decode.talk import Round
+        from eyas.measure.counting import rounds_of
+        from eyas.serve.client import Reply
 
+        reply, self.counted = Reply(), None
         dialect = self._wait(self.client.know())
         self.engine, self.visible = dialect.engine, dialect.by_round
-        how: dict[str, Any] = {"max_tokens": limit, "temperature": self.temperature, "seed": self.seed}
+        how: dict[str, Any] = {"max_tokens": limit, "temperature": self.temperature, "seed": self.seed, "reply": reply}
         stream: AsyncGenerator[Any, None] = self.client.stream(ids, **how)
         said = 0
         try:
@@ -199,6 +206,7 @@ class Served:
                 if begun and (said >= limit or chunk.tokens[-1] in self.eos_ids):
                     own[-1] = None  # the answer ends here, maybe in the midst of what was drafted
                 yield Round(tuple(chunk.tokens), tuple(own), n - 1 if told else 0)
+            self.counted = rounds_of(self.engine, reply)
         finally:
             self._wait(stream.aclose())
 

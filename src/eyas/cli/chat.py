@@ -181,7 +181,7 @@ def _answer(talk: Conversation, say: str, marks: Marks, explain: bool) -> None:
         click.echo(marks.piece(pieces.flush(), turn.own[-1]))
     talk.end(turn)
     so_far = tau(talk.turns) if len(talk.turns) > 1 else None
-    click.echo(marks.faint(status(turn, so_far, talk.source.visible, getattr(talk.source, "engine", ""))))
+    click.echo(marks.faint(status(turn, so_far, talk.source)))
     if explain:
         _explain(talk, marks)
 
@@ -212,7 +212,8 @@ def _silent(talk: Conversation, says: tuple[str, ...], explain: bool, settings: 
         talk.end(turn)
         looks = [done.look for done in turn.rounds[1:]]
         chosen = telling(looks) if explain else None
-        return turn_dict(turn, talk.text(turn), None if chosen is None else (chosen + 1, looks[chosen]))
+        look = None if chosen is None else (chosen + 1, looks[chosen])
+        return turn_dict(turn, talk.text(turn), look, getattr(talk.source, "counted", None))
 
     turns = [one(say) for say in says]
     whole = tau(talk.turns) if talk.source.visible else None

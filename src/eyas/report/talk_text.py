@@ -77,17 +77,24 @@ class Marks:
         return click.style(text, fg=colour)
 
 
-def status(turn: Turn, so_far: float | None, visible: bool, engine: str = "") -> str:
-    """The line below an answer: its τ and speed. so_far: τ of the whole conversation."""
+def status(turn: Turn, so_far: float | None, source: Any) -> str:
+    """The line below an answer: its τ and speed. so_far: τ of the whole conversation; source: who answered."""
     rounds, accepted, drafted = turn.counts
+    counted = getattr(source, "counted", None)
     parts = []
-    if not visible:
-        parts.append(f"{engine or 'this engine'} sends single tokens: what was drafted cannot be seen")
+    if not source.visible:
+        parts.append(f"{source.engine or 'this engine'} sends single tokens: which were drafted cannot be seen")
     elif rounds:
         of = f" of {drafted}" if drafted else ""
-        parts.append(f"τ {1 + accepted / rounds:.2f} ({accepted}{of} drafts accepted in {rounds} rounds)")
+        parts.append(f"τ {1 + accepted / rounds:.2f} ({accepted}{of} drafts accepted in {_count(rounds, 'round')})")
         if so_far is not None:
             parts.append(f"{so_far:.2f} so far")
+    if counted is not None and counted.rounds and (not source.visible or counted.rounds != len(turn.rounds) - 1):
+        merged = "; some rounds arrived together and look like one" if source.visible else ""
+        tau = 1 + counted.accepted / counted.rounds
+        parts.append(
+            f"the server counts τ {tau:.2f}, {counted.accepted} in {_count(counted.rounds, 'round')}, the last included{merged}"
+        )
     speed = turn.tokens_per_s
     parts.append(f"{len(turn.tokens)} tokens" + (f", {speed:.1f} a second" if speed else ""))
     if turn.finish != "stop":
@@ -200,8 +207,8 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
-def turn_dict(turn: Turn, text: str, look: Any = None) -> dict[str, Any]:
-    """Plain JSON values of a turn; look: (number of a round, what it looked at), or None."""
+def turn_dict(turn: Turn, text: str, look: Any = None, counted: Any = None) -> dict[str, Any]:
+    """Plain JSON values of a turn. look: (number of a round, what it looked at); counted: what the server counted."""
     rounds, accepted, drafted = turn.counts
     plain: dict[str, Any] = {
         "say": turn.say,
@@ -215,4 +222,6 @@ def turn_dict(turn: Turn, text: str, look: Any = None) -> dict[str, Any]:
         "tau": round(1 + accepted / rounds, 4) if rounds and any(own is not None for own in turn.own) else None,
         "tokens_per_s": None if turn.tokens_per_s is None else round(turn.tokens_per_s, 2),
     }
+    if counted is not None:
+        plain["counted_by_server"] = {name: getattr(counted, name) for name in ("rounds", "accepted", "rule", "source")}
     return plain if look is None else {**plain, "explained": {"round": look[0], **look[1].to_dict()}}
