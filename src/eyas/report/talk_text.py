@@ -91,8 +91,8 @@ def status(turn: Turn, so_far: float | None, source: Any) -> str:
             parts.append(f"{so_far:.2f} so far")
     if counted is not None and counted.rounds and (not source.visible or counted.rounds != len(turn.rounds) - 1):
         merged = "; some rounds arrived together and look like one" if source.visible else ""
-        tau, rounds = 1 + counted.accepted / counted.rounds, _count(counted.rounds, "round")
-        parts.append(f"the server counts τ {tau:.2f}, {counted.accepted} in {rounds}, the last included{merged}")
+        tau, of = 1 + counted.accepted / counted.rounds, _count(counted.rounds, "round")
+        parts.append(f"the server counts τ {tau:.2f}, {counted.accepted} in {of}, the last included{merged}")
     speed = turn.tokens_per_s
     parts.append(f"{len(turn.tokens)} tokens" + (f", {speed:.1f} a second" if speed else ""))
     if turn.finish != "stop":
