@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from eyas.engines.launch import options
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.serve import Launch
 from eyas.serve.check import check, longest
-from eyas.serve.command import Inputs, here, joined, variables
+from eyas.serve.command import Inputs, cache_gib, here, joined, variables
 from eyas.serve.printed import There, printed
+from eyas.target.facts import read_facts
 
 ENGINES = ("vllm", "sglang", "llamacpp", "openvino")
 
@@ -45,7 +47,7 @@ def test_vllm():
         "--per-request-spec-decode-metrics detailed --host 127.0.0.1 --port 1234"
     )
     assert "spec" not in line(launch("vllm", None)), "vLLM refuses these metrics without a draft"
-    assert variables(launch("vllm")) == {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    assert variables(launch("vllm"), 3) == {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "3"}
 
 
 def test_sglang():
@@ -73,8 +75,18 @@ def test_llamacpp():
 def test_openvino():
     said = line(launch("openvino", k=2))
     assert said.startswith("/e/python ") and "/engines/servers/openvino_server.py --target /t --draft /d --k 2 " in said
-    assert said.endswith(" --alias t --precision f32 --context 1024 --threads 1 --host 127.0.0.1 --port 1234")
+    assert said.endswith(
+        " --alias t --precision f32 --context 1024 --threads 1 --cache-size 1 --host 127.0.0.1 --port 1234"
+    )
     assert " --draft none " in line(launch("openvino", None))
+
+
+def test_room_for_keys_and_values(tiny_target: Path):
+    facts = replace(read_facts(tiny_target), num_layers=35, num_kv_heads=8, head_dim=128)  # 288 KiB a token in float32
+    sizes = [(1024, 1), (1024, 8), (32768, 1), (32768, 8)]
+    assert [cache_gib(launch("vllm", context=c, requests=n, k=1), facts) for c, n in sizes] == [1, 3, 10, 10]
+    assert cache_gib(launch("vllm", context=32768, requests=1, dtype="bfloat16"), facts) == 5
+    assert cache_gib(launch("openvino"), None) == 1
 
 
 def test_the_engines_own_options_win():

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from eyas.errors import BadInput, EyasError
-from eyas.serve.explain import explained
+from eyas.serve.explain import explained, tail
 from eyas.serve.ports import free_port, listens, reachable
-from eyas.serve.process import guarded, tail, until_ready
+from eyas.serve.process import guarded, until_ready
 from eyas.serve.server import at_a_port
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found by /proc")
@@ -223,13 +223,34 @@ def test_what_cannot_be_started_or_logged(tmp_path: Path):
 
 def test_ends_of_logs(tmp_path: Path):
     log = tmp_path / "log"
-    assert tail(log) == ""
+    assert tail(log, 9) == ""
     log.write_text("first line\n" + "second\n" * 3)
     assert tail(log, 9) == "second\n"
-    assert tail(log) == log.read_text()
-    assert explained("", log) == f"It printed nothing. Its log: {log}"
-    said = explained("RuntimeError: Model does not support EAGLE3 interface", log)
-    assert said.startswith("This engine's class of the target cannot hand out the states")
+    assert tail(log, 900) == log.read_text()
+    log.write_text("a line longer than that\n")
+    assert tail(log, 6) == " that\n"
+    log.write_text("")
+    assert explained(log) == f"It printed nothing. Its log: {log}"
+    log.write_text("RuntimeError: Model does not support EAGLE3 interface")
+    assert explained(log).startswith("This engine's class of the target cannot hand out the states")
+
+
+def test_the_root_cause_is_quoted(tmp_path: Path):
+    """Of vLLM's log: a worker's traceback, its parent's, its parent's."""
+    log = tmp_path / "log"
+    log.write_text(
+        "(Worker pid=7) ERROR 11-30 16:21:50 [multiproc_executor.py:1] Traceback (most recent call last):\n"
+        '(Worker pid=7) ERROR 11-30 16:21:50 [multiproc_executor.py:1]   File "a.py", line 1, in load\n'
+        "(Worker pid=7) ERROR 11-30 16:21:50 [multiproc_executor.py:1] ValueError: There is no module or parameter "
+        "named 'model.extra' in Eagle3LlamaForCausalLM\n"
+        "(EngineCore pid=6) ERROR 11-30 16:21:51 [core.py:2] Exception: WorkerProc initialization failed due to an\n"
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    said = explained(log)
+    assert said.startswith(
+        "The file has a tensor that the engine's class does not know; vLLM stops. It says:\n  ValueErr"
+    )
+    assert len(said.splitlines()) == 3 and said.endswith(f"The whole log: {log}")
 
 
 def test_hosts():

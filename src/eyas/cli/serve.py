@@ -210,7 +210,7 @@ def _died(server: Server) -> None:
     from eyas.errors import EyasError
     from eyas.serve.explain import explained
 
-    raise EyasError(f"{server.engine} ended by itself. {explained(server.tail(), server.log)}")
+    raise EyasError(f"{server.engine} ended by itself. {explained(server.log)}")
 
 
 def _announce(server: Server, launch: Launch, as_json: bool) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from ..engines.environment import Environment
 from ..engines.serving import SCRIPTS
+from ..target.facts import TargetFacts
 from .launch import Launch
 
 Flags = list[tuple[str, str | None]]
+MOST_CACHE = 4 << 30  # bytes, where more would only serve more requests at once
 OPENVINO_SERVER = SCRIPTS / "openvino_server.py"
 # Long and short names of options of llama-server that are set here.
 SAME = {
@@ -36,21 +38,35 @@ class Inputs:
     draft: Path | None
 
 
-def here(launch: Launch, inputs: Inputs, environment: Environment, port: int, threads: int = 1) -> list[str]:
-    """The command line, to be run with `environment.environ() | variables(launch)`."""
+def here(
+    launch: Launch, inputs: Inputs, environment: Environment, port: int, threads: int = 1, gib: int = 1
+) -> list[str]:
+    """The command line, to be run with `environment.environ() | variables(launch)`. gib: of keys and values."""
     make = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _llamacpp, "openvino": _openvino}[launch.engine]
     program, flags = make(launch, inputs, environment)
     if launch.engine in ("llamacpp", "openvino"):
         flags += threaded(launch, inputs, threads)
+    if launch.engine == "openvino":
+        flags += [("--cache-size", str(gib))]
     flags += [("--host", launch.host), ("--port", str(port))]
     return [*program, *joined(flags, launch.extra)]
 
 
-def variables(launch: Launch) -> dict[str, str]:
+def variables(launch: Launch, gib: int = 1) -> dict[str, str]:
     """Environment variables beside those that the engine's environment has."""
-    if launch.engine == "vllm":
-        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # its own choice binds every server to the same core
+    if launch.engine == "vllm":  # its own choice of threads binds every server to the same core
+        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": str(gib)}
     return {}
+
+
+def cache_gib(launch: Launch, facts: TargetFacts | None) -> int:
+    """GiB for keys and values of as many whole sequences as fit into 4 GiB, of one at least; 1 where that suffices."""
+    if facts is None:
+        return 1
+    width = 2 if launch.dtype == "bfloat16" else 4
+    token = 2 * (facts.num_layers + 1) * facts.num_kv_heads * facts.head_dim * width  # a draft's layer with them
+    one = token * (launch.context + launch.k + 1)
+    return -(-max(one, min(one * launch.requests, MOST_CACHE)) // (1 << 30))
 
 
 def joined(flags: Flags, extra: Sequence[str]) -> list[str]:

@@ -1,16 +1,18 @@
-"""Why a server did not start: the end of its log, and what is known about the line that matters.
+"""Why a server did not start: the lines of its log that say it, and what is known about them.
 
 pytest tests/test_serve_process.py
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from ..engines.served.events import Events
 
-LINES, WIDTH = 12, 300
+LINES, WIDTH = 6, 400
+LOOKED = 200_000  # bytes of the log's end
 TAKEN = re.compile(
     r"address already in use|port \d+ (?:is )?(?:not available|already|in use)|"
     r"couldn't bind (?:to )?(?:HTTP )?server socket",
@@ -35,20 +37,51 @@ CAUSES = (
 )  # fmt: skip
 
 
-def explained(said: str, log: Path) -> str:
+# What vLLM and SGLang put before a line; lines of errors without that; those that only say that another one failed.
+PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:\[[\d :.T-]+[^\]]*\] )?(?:(?:ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+SAYS = re.compile(
+    r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b: \S|\s*Value error, |(?:[\w.-]+ ?[\w.-]*: )?error: |E )|: error: |"
+    r"failed to (?:load|create|init)",
+)
+SECOND_HAND = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineDeadError")
+SHOWN = 4  # such lines
+
+
+def explained(log: Path) -> str:
     """ "It says: ... The whole log: PATH", with the cause in front where it is known."""
+    said = tail(log, LOOKED)
     for pattern, cause in CAUSES:
         if re.search(pattern, said, re.IGNORECASE):
-            return f"{cause[0].upper()}{cause[1:]}. {_end(said, log)}"
+            return f"{_sentence(cause)} {_end(said, log)}"
     events = Events()
     for line in said.splitlines():
         events.look(line)
     found = [event for event in events.all() if event.severity == "error"]
-    return f"{found[-1].meaning[0].upper()}{found[-1].meaning[1:]}. {_end(said, log)}" if found else _end(said, log)
+    return f"{_sentence(found[-1].meaning)} {_end(said, log)}" if found else _end(said, log)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _end(said: str, log: Path) -> str:
-    lines = [line.rstrip()[:WIDTH] for line in said.splitlines() if line.strip()][-LINES:]
+    """Lines that say an error, each once, the last ones; where there are none, the log's end."""
+    lines = [PREFIX.sub("", line.rstrip())[:WIDTH] for line in said.splitlines() if line.strip()]
     if not lines:
         return f"It printed nothing. Its log: {log}"
-    return "Its log ends:\n" + "\n".join(f"  {line}" for line in lines) + f"\nThe whole log: {log}"
+    errors = [line.strip() for line in lines if SAYS.search(line) and not any(word in line for word in SECOND_HAND)]
+    shown = list(dict.fromkeys(errors))[-SHOWN:] or lines[-LINES:]
+    head = "It says:" if errors else "Its log ends:"
+    return f"{head}\n" + "\n".join(f"  {line}" for line in shown) + f"\nThe whole log: {log}"
+
+
+def tail(log: Path, n: int) -> str:
+    """The last `n` bytes of a file, from the beginning of a line on; "" where there is none."""
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - n))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return (text.partition("\n")[2] if size > n else text) or text  # a single line may be longer than that

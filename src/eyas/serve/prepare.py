@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,9 @@ from ..engines.environment import cache_root, read_json
 from ..engines.serving import environment
 from ..errors import BadInput, EyasError
 from .command import Inputs
+from .explain import explained
 from .launch import Launch
-from .process import Tell, guarded, tail
+from .process import Tell, guarded
 
 IR = "openvino_model.xml"
 MADE = "made.json"  # written last: what was made, and of what
@@ -216,14 +218,12 @@ def _one_at_a_time(folder: Path, tell: Tell) -> Iterator[None]:
 
 def _run(line: list[str], environ: dict[str, str], log: Path, says: str) -> None:
     """A converter, under the same guard as a server: it ends with us."""
-    import time
-
     with guarded(line, environ, log) as process:
         end = time.monotonic() + CONVERSION
         while process.alive():
             if time.monotonic() > end:
-                raise EyasError(f"{says} was not done after {CONVERSION:.0f} s: {tail(log, 1500).strip()}")
+                raise EyasError(f"{says} was not done after {CONVERSION:.0f} s. {explained(log)}")
             time.sleep(0.1)
         code = process.exit_code()
     if code != 0:
-        raise EyasError(f"{says} left with exit code {code}: {tail(log, 1500).strip()}")
+        raise EyasError(f"{says} left with exit code {code}. {explained(log)}")

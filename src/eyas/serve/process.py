@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import BadInput, EyasError
-from .explain import explained
+from .explain import explained, tail
 from .guard import descendants
 from .ports import listens
 
@@ -74,18 +74,6 @@ class Process:
         self.exit_code()
         if self._guard.stdout is not None:
             self._guard.stdout.close()
-
-
-def tail(log: Path, n: int = TAIL) -> str:
-    """The last `n` bytes of a file, from the beginning of a line on; "" where there is none."""
-    try:
-        with open(log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - n))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return text.partition("\n")[2] if size > n and "\n" in text else text
 
 
 @contextlib.contextmanager
@@ -145,13 +133,13 @@ def until_ready(
         if not process.alive():
             code = process.exit_code()
             how = "was killed from outside" if code is None else f"left with exit code {code}"
-            raise EyasError(f"{name} {how} after {now - began:.0f} s. {explained(process.tail(), process.log)}")
+            raise EyasError(f"{name} {how} after {now - began:.0f} s. {explained(process.log)}")
         if answers and not foreign:
             return now - began
         if now - began > wait:
             what = f"{name} did not answer at {url}/health within {wait:g} s and was stopped"
             what += "; another program answers there" if foreign else ""
-            raise EyasError(f"{what}. {explained(process.tail(), process.log)}")
+            raise EyasError(f"{what}. {explained(process.log)}")
         if now > news:
             news = now + NEWS
             line = _last_line(process.tail())

@@ -18,7 +18,8 @@ from pathlib import Path
 from ..engines.environment import cache_root
 from ..engines.serving import environment
 from ..errors import EyasError
-from .command import here, variables
+from .check import target_facts
+from .command import cache_gib, here, variables
 from .explain import TAKEN
 from .launch import Launch
 from .ports import free_port, reachable
@@ -70,10 +71,11 @@ def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack)
     found = environment(launch.engine)
     free_port(launch.host, launch.port)  # before anything is converted
     inputs = prepared(launch, tell)
-    environ = found.environ() | variables(launch)
+    gib = cache_gib(launch, target_facts(launch))
+    environ = found.environ() | variables(launch, gib)
     threads = int(environ.get("OMP_NUM_THREADS") or 1)
     process, url, seconds = at_a_port(
-        lambda port: here(launch, inputs, found, port, threads), environ, launch.host, launch.port,
+        lambda port: here(launch, inputs, found, port, threads, gib), environ, launch.host, launch.port,
         (launch.log or default_log(launch.engine)).absolute(), wait, tell, f"{found.engine} {found.version}", stack,
     )  # fmt: skip
     return Server(launch.engine, url, launch.model, process.log, list(process.command), process.pid, seconds, process)
