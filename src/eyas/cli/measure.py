@@ -31,6 +31,7 @@ Examples:
   eyas measure my-draft --target T --engine vllm --out measured.json
   eyas measure my-draft --target T --engine vllm --engine sglang --limit 2 --max-new-tokens 48
   eyas measure my-draft --target T --url http://gpu:8000 --baseline-url http://gpu:8001 --concurrency 1,8,32
+  eyas measure my-draft --target T --engine vllm --capture      # which states does it feed the draft?
   eyas measure --log server.log
   eyas doctor my-draft --target T --measured measured.json
 
@@ -64,6 +65,9 @@ Exit codes: 0 measured; 1 only a part was (what there is, is written), or --stri
 @click.option("--wait", default=900.0, show_default=True, help="Seconds until a started server must answer.")
 @click.option("--no-baseline", is_flag=True, help="Not without the draft: no speed-up, no losslessness.")
 @click.option("--no-locate", is_flag=True, help="Nothing is replayed or decoded here.")
+@click.option(
+    "--capture", is_flag=True, help="Also compare the states that vLLM feeds the draft with the target's own."
+)
 @click.option("--launch", default="", metavar="COMMAND", help="The command line that started --url, in quotes.")
 @click.option("--training", type=click.Path(path_type=Path), help="The training run, for what it predicted.")
 @click.option("--force", is_flag=True, help="Serve a pair that the engine would run as another model.")
@@ -179,7 +183,26 @@ def _part(
             draft, folder, part["engine"], questions, how, part["k"], part["acceptance"], training=given["training"],
             launch=options(shlex.join(part["command"] or [])), dtype=given["dtype"], tell=tell,
         )  # fmt: skip
+    if given["capture"]:
+        part["capture"] = _captured(draft, folder, part, questions, tell)
     return part
+
+
+def _captured(draft: Path | None, folder: Path, part: Mapping[str, Any], questions: Any, tell: Any) -> dict[str, Any]:
+    """The states that the engine feeds the draft; `says` alone, and why, where they cannot be had."""
+    from eyas.draft.directory import read_draft
+    from eyas.errors import EyasError
+    from eyas.measure.capture import PROMPTS, captured, compare
+
+    if part["engine"] != "vllm" or draft is None:
+        return {"right": None, "slices": [], "says": "Only vLLM's states of a draft directory can be captured"}
+    tell("capturing the states that vLLM feeds the draft")
+    try:
+        taps = read_draft(draft, folder).conventions.taps
+        pairs = captured(folder, draft, [q.ids for q in questions[:PROMPTS]], part["command"] or ())
+        return compare(pairs, folder, taps)
+    except EyasError as error:
+        return {"right": None, "slices": [], "says": f"No states could be captured: {error}"}
 
 
 def _levels(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import EyasError
 from .asking import How, Question
-from .counting import CUT
+from .counting import FITTING, fitting
 
 EXACT = 0.01
 """Of tau: float32, greedy, one order of sums or another decides no more (docs/experiments.md)."""
@@ -46,12 +46,12 @@ def locate(
 
     served: `acceptance` of a measurement. Raises BadInput where the draft's files cannot be read at all.
     """
-    rule = (served or {}).get("rule")
+    fits = (served or {}).get("rule") == FITTING
     rows = [_trained(draft, training)]
-    rows += _replayed(draft, target, engine, questions, how, k, rule == CUT, launch or {}, tell)
+    rows += _replayed(draft, target, engine, questions, how, k, fits, launch or {}, tell)
     if reference:
         tell("decoding with the reference decoder")
-        rows.append(_decoded(draft, target, questions, how, k, rule == CUT))
+        rows.append(_decoded(draft, target, engine, questions, how, k, fits))
     rows.append({"row": "served", "what": ROWS["served"], "why": "" if served else "the server did not say",
                  **{name: (served or {}).get(name) for name in ("tau", "rounds", "accepted")}})  # fmt: skip
     fallen, says = judged({row["row"]: row["tau"] for row in rows}, dtype == "float32" and how.temperature == 0)
@@ -98,7 +98,7 @@ def _trained(draft: str | Path, training: str | Path | None) -> dict[str, Any]:
 
 
 def _replayed(
-    draft: str | Path, target: Path, engine: str, questions: Sequence[Question], how: How, k: int, cut: bool,
+    draft: str | Path, target: Path, engine: str, questions: Sequence[Question], how: How, k: int, fits: bool,
     launch: Mapping[str, Any], tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows `declared` and `as_read`."""
@@ -135,13 +135,13 @@ def _replayed(
         for name, specimen in wanted.items():
             if name == "as_read" and specimen is specimens.get("declared"):
                 continue
-            rounds, accepted = _walked(bench, specimen, k, how.max_tokens if cut else None)
+            rounds, accepted = _walked(bench, specimen, k, engine, how.max_tokens if fits else None)
             out[name] = _row(name, 1 + accepted / rounds if rounds else None, rounds, accepted)
     return [out["declared"], out["as_read"]]
 
 
-def _walked(bench: Any, specimen: Any, k: int, limit: int | None) -> tuple[int, int]:
-    """(rounds, accepted); limit: tokens of an answer, beyond which nothing is counted."""
+def _walked(bench: Any, specimen: Any, k: int, engine: str, limit: int | None) -> tuple[int, int]:
+    """(rounds, accepted); limit: tokens of an answer, where the engine drafts no more than fits."""
     import torch
 
     from ..decode.replay import rounds
@@ -154,16 +154,7 @@ def _walked(bench: Any, specimen: Any, k: int, limit: int | None) -> tuple[int, 
     first = torch.tensor([int(material.mask[a:b].nonzero()[0, 0]) + int(a) for a, b in
                           zip(material.offsets[:-1], material.offsets[1:], strict=True)])  # fmt: skip
     begun = at + 2 - first[document]  # tokens of the answer before the round
-    return cut_off(begun.tolist(), n.tolist(), document.tolist(), limit)
-
-
-def cut_off(begun: Sequence[int], accepted: Sequence[int], document: Sequence[int], limit: int) -> tuple[int, int]:
-    """Rounds and accepted drafts as an engine counts them that only knows what it sent: tokens - 1 = rounds + accepted.
-
-    begun: tokens of the answer before each round; document: whose round it is.
-    """
-    total = sum(min(a, limit - b) for b, a in zip(begun, accepted, strict=True))
-    return len(set(document)) * (limit - 1) - total, total
+    return fitting(engine, begun.tolist(), n.tolist(), limit)
 
 
 def _exported(draft: str | Path, target: Path, engine: str) -> tuple[Any, str]:
@@ -192,7 +183,7 @@ def _exported(draft: str | Path, target: Path, engine: str) -> tuple[Any, str]:
 
 
 def _decoded(
-    draft: str | Path, target_dir: Path, questions: Sequence[Question], how: How, k: int, cut: bool
+    draft: str | Path, target_dir: Path, engine: str, questions: Sequence[Question], how: How, k: int, fits: bool
 ) -> dict[str, Any]:
     """The reference decoder's own rounds: draft and target run together, nothing replayed."""
     import torch
@@ -213,10 +204,9 @@ def _decoded(
                       max_new_tokens=how.max_tokens, eos_ids=eos)  # fmt: skip
     except EyasError as error:
         return _row("reference", None, why=str(error), what=what)
-    if cut:
+    if fits:
         begun = [start for a in done.answers for start in [1, *a.ends[:-1]][: len(a.accepted)]]
-        whose = [i for i, a in enumerate(done.answers) for _ in a.accepted]
-        rounds, accepted = cut_off(begun, [n for a in done.answers for n in a.accepted], whose, how.max_tokens)
+        rounds, accepted = fitting(engine, begun, [n for a in done.answers for n in a.accepted], how.max_tokens)
     else:
         rounds = sum(len(a.accepted) for a in done.answers)
         accepted = sum(sum(a.accepted) for a in done.answers)

@@ -20,8 +20,8 @@ from ..errors import BadInput
 FORMAT = 1
 DEFINITION = (
     "tau = 1 + accepted / rounds, prefill's token in no round; unconditional: share of all rounds whose first j drafts "
-    "were all accepted; rule whole: rounds count in full, cut: only what was sent; strict: rounds whose k drafts all "
-    "fall within the answer"
+    "were all accepted; rule whole: rounds count in full, fitting: near the end only what fits; strict: rounds whose k "
+    "drafts all fall within the answer"
 )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..engines.served import Served
 
 TAU = (
-    "predicted (the replay as the engine reads the draft), reference (decoder) and served: accept length τ = 1 + accepted "
-    "/ rounds, prefill's token in no round; ≥j: share of all rounds that accepted at least j drafts; tok/s with the draft, "
-    "plain without"
+    "predicted (the replay as the engine reads the draft), reference (decoder) and served: accept length τ = 1 + "
+    "accepted / rounds, prefill's token in no round; ≥j: share of all rounds that accepted at least j drafts; tok/s "
+    "with the draft, plain without"
 )
 
 
@@ -113,6 +113,7 @@ def _engine(console: Console, part: Mapping[str, Any]) -> None:
     for row in rows(part.get("speed")):
         _speed(console, row)
     _located(console, mapping(part.get("locate")))
+    _captured(console, mapping(part.get("capture")))
     for text in items(part.get("warnings")):
         console.print(f"  {sentence(text)}", style="yellow")
     for error in items(part.get("errors")):
@@ -158,6 +159,16 @@ def _located(console: Console, said: Mapping[str, Any]) -> None:
         console.print(f"  {mark} {words(row.get('what')):44} {fixed(row.get('tau')):>7}  {why}".rstrip(), style=style)
     if said.get("says"):
         console.print(f"  {sentence(said['says'])}.", style="bold red" if said.get("falls") else "green")
+
+
+def _captured(console: Console, said: Mapping[str, Any]) -> None:
+    for s in rows(said.get("slices")):
+        shift = f", {s['shift']:+} token" if number(s.get("shift")) else ""
+        console.print(f"    states fed as tap {words(s.get('declared'))}: nearest is tap {words(s.get('nearest'))}{shift}; norm "
+                      f"{fixed(s.get('norm_ratio'))} times, cosine {fixed(s.get('cosine'), 4)}",
+                      style=None if s.get("right") else "bold red")  # fmt: skip
+    if said.get("says"):
+        console.print(f"  {sentence(said['says'])}.", style="green" if said.get("right") else "bold red")
 
 
 def show_log(console: Console, served: Served) -> None:
