@@ -14,8 +14,9 @@ import torch
 from eyas.doctor.features_audit import audit
 from eyas.doctor.finding import Severity
 from eyas.doctor.material import Material
+from eyas.doctor.place import where
 from eyas.doctor.record import answers
-from eyas.doctor.verdict import Told, where
+from eyas.doctor.verdict import Told
 
 TAPS = (2, 4, 5)
 

@@ -16,8 +16,9 @@ from eyas.doctor.groups import GROUPS, group
 from eyas.doctor.hypotheses import Hypothesis
 from eyas.doctor.maps import Aligned
 from eyas.doctor.measure import Measured, Taken
+from eyas.doctor.place import FORMS, LOW, summary, where
 from eyas.doctor.search import Entry, Found
-from eyas.doctor.verdict import FORMS, LOW, Told, findings, summary, where
+from eyas.doctor.verdict import Told, findings
 
 BASE = make_patient(text={"documents": 2, "length": 8}).specimen
 CONTROLS = {"declared": 1.0, "best": 1.0, "shuffled_states": 4.0, "random_draft": 5.6, "word_frequencies": 4.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ both, the probe inside a draft that Eyas exported is used. --static looks at the
 Examples:
   eyas doctor path/to/draft --target path/to/target
   eyas doctor path/to/draft --target path/to/target --engine vllm --served-accept-length 1.03
+  eyas doctor path/to/draft --target path/to/target --measured measured.json    # of `eyas measure`
   eyas doctor path/to/draft --target path/to/target --log server.log --html report.html
   eyas doctor path/to/draft --target path/to/target --reference path/to/copy/d2t.pt
   eyas doctor path/to/draft --static --format github --fail-on warning     # in CI
@@ -46,6 +48,7 @@ LEVELS = ("error", "warning", "info", "ok")
 @click.option(
     "--metrics", metavar="URL", help="The server's address, a saved /metrics text, or saved responses (.json)."
 )
+@click.option("--measured", type=click.Path(path_type=Path), help="What `eyas measure --out` wrote of the server.")
 @click.option("--launch", default="", metavar="COMMAND", help="The command line that serves it, in quotes.")
 @click.option("--reference", type=click.Path(path_type=Path),
               help="A copy to compare with: draft directory, d2t.pt, d2t.npy or vocab_mapping.pt.")  # fmt: skip
@@ -65,7 +68,7 @@ LEVELS = ("error", "warning", "info", "ok")
 def command(
     draft: Path, target: str | None, features: Path | None, engines: tuple[str, ...],
     served_accept_length: float | None, log: Path | None, metrics: str | None, launch: str, reference: Path | None,
-    training: Path | None, prompts: Path | None, k: int, static: bool, budget: str, device: str,
+    training: Path | None, prompts: Path | None, measured: Path | None, k: int, static: bool, budget: str, device: str,
     trust_remote_code: bool, fail_on: str, form: str, as_json: bool, html: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
     from eyas.doctor.diagnosis import diagnose
@@ -76,7 +79,15 @@ def command(
     for name in engines:
         profile(name)
     form = "json" if as_json else form
-    served = _served(served_accept_length, log, metrics)
+    served, located = _served(served_accept_length, log, metrics), None
+    if measured is not None:
+        if served is not None:
+            raise BadInput("--measured says what was served: leave out --served-accept-length, --log and --metrics")
+        from eyas.measure.measured import of_file
+
+        file = of_file(measured, engines[0] if engines else None)
+        served, located, engines = file.served, file.located, engines or (file.engine,)
+        launch = launch or shlex.join(file.command)
     folder = None
     if target is not None:
         from eyas.target.source import resolve_target
@@ -96,6 +107,7 @@ def command(
             reference=reference,
             training=training,
             served=served,
+            located=located,
             launch=flags,
             prompts=requests,
             static=static,

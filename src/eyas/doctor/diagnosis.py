@@ -16,6 +16,8 @@ from ..draft.files import DraftFolder
 from ..errors import BadInput
 from .examine import examine
 from .finding import Severity
+from .located import Located
+from .located import findings as about
 from .reporting import report
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def diagnose(
     reference: str | Path | None = None,
     training: str | Path | None = None,
     served: Served | None = None,
+    located: Located | None = None,
     launch: Mapping[str, Any] | None = None,
     prompts: Sequence[str] | None = None,
     static: bool = False,
@@ -46,7 +49,8 @@ def diagnose(
     """Everything that can be said, as plain JSON values (docs/doctor.md gives the schema).
 
     draft: a directory, or one that is open, with changes laid over it (repair/overlay.py). target, features: folders;
-    without both, the draft's own probe is used, if it has one. budget: seconds after which no further round of
+    without both, the draft's own probe is used, if it has one. located: what `eyas measure` found over the prompts that
+    were served. budget: seconds after which no further round of
     hypotheses is begun. k: drafted tokens a round. Raises BadInput where not even the files can be
     read, or an argument is none.
     """
@@ -58,8 +62,10 @@ def diagnose(
     facts = read_facts(target) if target is not None else None
     names = tuple(name.partition("@")[0] for name in engines)
     statics = examine(folder, facts, names, launch)
+    if located is not None:
+        statics = [*statics, *about(located)]
     if static:
-        return report(draft, target, statics, None, None, None, served, None, [], began, k)
+        return report(draft, target, statics, None, None, None, served, None, [], began, k, located)
     from ..draft.directory import PROBE
     from . import texts
     from .readings import Readings
@@ -94,7 +100,7 @@ def diagnose(
             suspected = {f.convention or concerns(f.id) for f in statics if f.severity is Severity.ERROR}
             measured = _measure(readings, material, reference, k, device, began + budget, suspected, missing, tell)
     predicted = _predicted(readings, training, missing)
-    return report(draft, target, statics, readings, material, measured, served, predicted, missing, began, k)
+    return report(draft, target, statics, readings, material, measured, served, predicted, missing, began, k, located)
 
 
 def _measure(

@@ -18,6 +18,7 @@ from .finding import Finding, Severity
 
 if TYPE_CHECKING:
     from ..engines.served import Served
+    from .located import Located
     from .material import Material
     from .measure import Measured
     from .readings import Readings
@@ -29,17 +30,19 @@ SHOWN_POINTS = 200
 def report(
     draft: str | Path, target: str | Path | None, statics: Sequence[Finding], readings: Readings | None,
     material: Material | None, measured: Measured | None, served: Served | None, predicted: float | None,
-    missing: list[dict[str, str]], began: float, k: int,
+    missing: list[dict[str, str]], began: float, k: int, located: Located | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     from ..decode.acceptance import Acceptance
     from . import verdict
     from .by_text import by_kind, by_length
+    from .place import summary, where
     from .signatures import signatures
 
     replayed = None
     if measured is not None:
         replayed = Acceptance.merged(measured.taus["declared"], k)
-    extra = signatures(served, replayed) if served is not None else []
+    settled = located is not None and located.settled  # then a replay on other prompts adds nothing
+    extra = signatures(served, None if settled else replayed) if served is not None else []
     facts = readings.facts if readings else None
     usual = facts.default_taps if facts is not None and facts.num_layers >= 7 else None
     told = verdict.findings([*statics, *extra], measured, usual)
@@ -48,8 +51,8 @@ def report(
     measured_too = {(t.evidence.split()[0], t.convention) for t in off}  # what a trial priced is told once
     told = [t for t in told if t.id != "EY-ENGINE" or (t.evidence.split(":")[0], _field(t)) not in measured_too]
     told = verdict.ordered([*told, *off, *by_length(measured), *by_kind(measured), *_not_evaluated(missing)])
-    place = verdict.where(told, measured, taus, served.tau if served else None, [t.id for t in off if
-                          t.severity is Severity.ERROR])  # fmt: skip
+    place = where(told, measured, taus, served.tau if served else None, [t.id for t in off if
+                          t.severity is Severity.ERROR], located)  # fmt: skip
     broken = any(t.severity is Severity.ERROR for t in told)
     engines = list(readings.as_read) if readings else []
     out: dict[str, Any] = {
@@ -58,7 +61,7 @@ def report(
         "verdict": "faulty" if broken or place in ("launch", "engine", "export") else "undecided" if
         place == "unknown" else "healthy",
         "where": place,
-        "summary": verdict.summary(told, place, measured, taus, served.tau if served else None),
+        "summary": summary(told, place, measured, taus, served.tau if served else None),
         "findings": [t.to_dict() for t in told],
         "tau": {
             "declared": taus.get("declared"), "best": taus.get("best"),

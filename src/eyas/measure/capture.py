@@ -39,7 +39,7 @@ def captured(
     with TemporaryDirectory(prefix="eyas-") as scratch:
         file, out = Path(scratch) / "prompts.json", Path(scratch) / "states.safetensors"
         file.write_text(json.dumps([list(p) for p in prompts]))
-        more = ["--out", out, "--speculative", json.dumps(given)]
+        more: list[str | Path] = ["--out", out, "--speculative", json.dumps(given)]
         environment("vllm").run(SCRIPTS / "capture_vllm.py", [target, draft, file, *more], timeout=1800)
         tensors = load_file(out)
     return [(tensors[f"ids.{n}"], tensors[f"states.{n}"]) for n in range(len(prompts))]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..artifacts import atomic_write_json
+from ..doctor.located import Located
 from ..engines.served import Served, from_number
 from ..errors import BadInput
 
@@ -34,11 +35,8 @@ class MeasuredFile:
     served: Served | None
     """None where the server did not say what it accepted."""
     command: tuple[str, ...] = ()
-    rows: Mapping[str, float] = field(default_factory=dict)
-    """Row of the located table -> tau, those that are known."""
-    falls: str | None = None
-    """The first row that falls, "" where none does, None where nobody looked."""
-    says: str = ""
+    located: Located | None = None
+    """Where it falls; None where nobody looked."""
 
 
 def write(path: str | Path, result: Mapping[str, Any]) -> None:
@@ -67,19 +65,25 @@ def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
 
 
 def _part(path: Path, part: Mapping[str, Any]) -> MeasuredFile:
-    located = part.get("locate") if isinstance(part.get("locate"), Mapping) else None
-    rows = located.get("rows") if located else None
-    taus = {str(r.get("row")): float(r["tau"]) for r in rows or () if isinstance(r, Mapping) and _number(r.get("tau"))}
     command = part.get("command")
+    engine = str(part.get("engine"))
     return MeasuredFile(
         path,
-        str(part.get("engine")),
+        engine,
         _served(path, part),
         tuple(map(str, command)) if isinstance(command, list) else (),
-        taus,
-        str(located.get("falls") or "") if located else None,
-        str(located.get("says") or "") if located else "",
+        _located(engine, part.get("locate"), part.get("capture")),
     )
+
+
+def _located(engine: str, said: Any, capture: Any) -> Located | None:
+    if not isinstance(said, Mapping):
+        return None
+    rows = said.get("rows")
+    taus = {str(row.get("row")): float(row["tau"]) for row in (rows if isinstance(rows, list) else ())
+            if isinstance(row, Mapping) and _number(row.get("tau"))}  # fmt: skip
+    seen = dict(capture) if isinstance(capture, Mapping) else {}
+    return Located(engine, taus, str(said.get("falls") or ""), str(said.get("says") or ""), seen)
 
 
 def _served(path: Path, part: Mapping[str, Any]) -> Served | None:

@@ -164,9 +164,9 @@ def _located(console: Console, said: Mapping[str, Any]) -> None:
 def _captured(console: Console, said: Mapping[str, Any]) -> None:
     for s in rows(said.get("slices")):
         shift = f", {s['shift']:+} token" if number(s.get("shift")) else ""
-        console.print(f"    states fed as tap {words(s.get('declared'))}: nearest is tap {words(s.get('nearest'))}{shift}; norm "
-                      f"{fixed(s.get('norm_ratio'))} times, cosine {fixed(s.get('cosine'), 4)}",
-                      style=None if s.get("right") else "bold red")  # fmt: skip
+        which = f"states fed as tap {words(s.get('declared'))}: nearest is tap {words(s.get('nearest'))}{shift}"
+        how = f"norm {fixed(s.get('norm_ratio'))} times, cosine {fixed(s.get('cosine'), 4)}"
+        console.print(f"    {which}; {how}", style=None if s.get("right") else "bold red")
     if said.get("says"):
         console.print(f"  {sentence(said['says'])}.", style="green" if said.get("right") else "bold red")
 
