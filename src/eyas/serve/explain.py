@@ -40,7 +40,7 @@ CAUSES = (
 # What vLLM and SGLang put before a line; lines of errors without that; those that only say that another one failed.
 PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:\[[\d :.T-]+[^\]]*\] )?(?:(?:ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 SAYS = re.compile(
-    r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b: \S|\s*Value error, |(?:[\w.-]+ ?[\w.-]*: )?error: |E )|: error: |"
+    r"^(?:ERROR:|[\w.]*(?:Error|Exception|Interrupt)\b: \S|\s*Value error, |(?:[\w.-]+ ?[\w.-]*: )?error: |E )|: error: |"
     r"failed to (?:load|create|init)",
 )
 SECOND_HAND = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineDeadError")

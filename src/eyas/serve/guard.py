@@ -23,7 +23,7 @@ import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 POLL = 0.2  # seconds between two looks
-AFTER_TERM = 5.0  # seconds that are left after SIGTERM, at most
+AFTER_TERM = 3.0  # seconds that are left after SIGTERM, at most
 
 
 def _prctl(option: int, value: int) -> None:

@@ -27,7 +27,7 @@ from ..errors import BadInput, EyasError
 from .command import Inputs
 from .explain import explained
 from .launch import Launch
-from .process import Tell, guarded
+from .process import Tell, default_log, guarded
 
 IR = "openvino_model.xml"
 MADE = "made.json"  # written last: what was made, and of what
@@ -93,7 +93,7 @@ def _target(launch: Launch, target: Path, tell: Tell) -> Path:
         else:
             line = [str(found.programs["optimum-cli"]), "export", "openvino", "-m", str(target), "--task",
                     "text-generation-with-past", "--weight-format", "fp32", str(out)]  # fmt: skip
-        _run(line, found.environ(), out.with_name("conversion.log"), f"{launch.engine}'s converter")
+        _run(line, found.environ(), default_log(f"{launch.engine}-converter"), f"{launch.engine}'s converter")
 
     return made(wanted, work, tell, f"converting {target.name} for {launch.engine}")
 

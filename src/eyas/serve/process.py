@@ -10,6 +10,7 @@ Whatever happens to Eyas, SIGKILL included, nothing of the server is left (guard
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import subprocess
 import sys
@@ -20,14 +21,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..engines.environment import cache_root
 from ..errors import BadInput, EyasError
 from .explain import explained, tail
 from .guard import descendants
 from .ports import listens
 
 GUARD = Path(__file__).with_name("guard.py")
-GRACE = 10.0  # seconds for a server to stop by itself
+GRACE = 5.0  # seconds for a server to stop by itself
 NEWS = 10.0  # seconds between two lines of progress
+KEPT_LOGS = 50
 LOOK = 0.25  # seconds between two health checks
 TAIL = 4000  # bytes of a log's end that are looked at
 Tell = Callable[[str], object]
@@ -111,6 +114,16 @@ def _begin(log: Path) -> None:
         log.write_bytes(b"")
     except OSError as error:
         raise BadInput(f"--log {log} cannot be written ({error.strerror}); name another file") from error
+
+
+def default_log(engine: str) -> Path:
+    """A new file in the cache; only the newest fifty are kept there."""
+    folder = cache_root() / "serve" / "logs"
+    old = sorted(folder.glob("*.log")) if folder.is_dir() else []
+    for path in old[: max(0, len(old) - KEPT_LOGS + 1)]:
+        path.unlink(missing_ok=True)
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return folder / f"{now}-{engine}-{os.getpid()}.log"
 
 
 # ---------------------------------------------------------------- until it answers

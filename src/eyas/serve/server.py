@@ -9,13 +9,10 @@ Engines run in the environments of `eyas engines setup`.          make test-engi
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..engines.environment import cache_root
 from ..engines.serving import environment
 from ..errors import EyasError
 from .check import target_facts
@@ -24,9 +21,8 @@ from .explain import TAKEN
 from .launch import Launch
 from .ports import free_port, reachable
 from .prepare import prepared
-from .process import Process, Tell, guarded, until_ready
+from .process import Process, Tell, default_log, guarded, until_ready
 
-KEPT_LOGS = 50
 ATTEMPTS = 3  # at a free port, which another program may take before the server does
 
 
@@ -105,13 +101,3 @@ def at_a_port(
             stack.enter_context(mine.pop_all())
             return process, url, seconds
     raise AssertionError("the last attempt returns or raises")
-
-
-def default_log(engine: str) -> Path:
-    """A new file in the cache; only the newest fifty are kept there."""
-    folder = cache_root() / "serve" / "logs"
-    old = sorted(folder.glob("*.log")) if folder.is_dir() else []
-    for path in old[: max(0, len(old) - KEPT_LOGS + 1)]:
-        path.unlink(missing_ok=True)
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return folder / f"{now}-{engine}-{os.getpid()}.log"

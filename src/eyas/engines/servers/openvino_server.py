@@ -7,7 +7,8 @@ python openvino_server.py --target IR --draft IR|none --k 4 --port 8000
         prompt (list of ids, or text), n_predict, temperature (0: greedy), top_k, top_p, seed, ignore_eos, stream
         -> tokens, content, tokens_evaluated, timings {prompt_n, predicted_n, predicted_ms, draft_n_accepted, ...}
            and rounds: forwards of the target after prefill's
-        stream: lines `data: {"tokens": [ids], "stop": false}`, as GenAI hands them over; the last one has the timings
+        stream: lines `data: {"tokens": [ids], "stop": false}`, as GenAI hands them over (sampled with a draft: all at
+        once); the last one has the timings
 
 Target and draft are converted folders; the draft's taps must stand in its openvino_model.xml (export/openvino.py).
 """
@@ -77,6 +78,9 @@ class Model:
         more = {"draft_model": genai.draft_model(a.draft, "CPU", **exact)} if self.drafted else {}
         self.pipe = genai.LLMPipeline(a.target, "CPU", scheduler_config=scheduler, **more, **exact)
         self.k, self.context, self.lock = a.k, a.context, threading.Lock()
+        known = self.pipe.get_generation_config()
+        ends = {*known.stop_token_ids, known.eos_token_id, self.pipe.get_tokenizer().get_eos_token_id()}
+        self.ends = {i for i in ends if i >= 0}
 
     def ids(self, asked):
         prompt = asked.get("prompt")
@@ -102,8 +106,7 @@ class Model:
             config.rng_seed = int(asked.get("seed", 0))
         config.ignore_eos = bool(asked.get("ignore_eos", False))
         if not config.ignore_eos:
-            config.set_eos_token_id(self.pipe.get_generation_config().eos_token_id)
-            config.stop_token_ids = self.pipe.get_generation_config().stop_token_ids
+            config.stop_token_ids = self.ends
         if self.drafted:
             config.num_assistant_tokens = self.k
         return config
@@ -123,14 +126,16 @@ class Model:
 
         with self.lock:
             began = time.perf_counter()
-            said = self.pipe.generate(inputs, config, Tokens(hear))
+            # With a draft GenAI hands over rounds of greedy decoding only (eagle3_strategy.cpp:369).
+            rounds = [] if self.drafted and config.do_sample else [Tokens(hear)]
+            said = self.pipe.generate(inputs, config, *rounds)
             ended = time.perf_counter()
         tokens = [int(i) for i in said.tokens[0]] if len(said.tokens) else heard
-        first = at[0] if at else ended
-        timings = {
-            "prompt_n": len(prompt), "prompt_ms": (first - began) * 1e3, "predicted_n": len(tokens),
-            "predicted_ms": (ended - first) * 1e3,
-        }  # fmt: skip
+        if not rounds:
+            send(tokens)
+        timings = {"prompt_n": len(prompt), "predicted_n": len(tokens)}
+        if at:
+            timings |= {"prompt_ms": (at[0] - began) * 1e3, "predicted_ms": (ended - at[0]) * 1e3}
         answer = {"tokens": tokens, "stop": True, "tokens_evaluated": len(prompt), "tokens_predicted": len(tokens)}
         if self.drafted and said.extended_perf_metrics is not None:
             metrics = said.extended_perf_metrics
