@@ -40,8 +40,8 @@ CAUSES = (
 # What vLLM and SGLang put before a line; lines of errors without that; those that only say that another one failed.
 PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:\[[\d :.T-]+[^\]]*\] )?(?:(?:ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 SAYS = re.compile(
-    r"^(?:ERROR:|[\w.]*(?:Error|Exception|Interrupt)\b: \S|\s*Value error, |(?:[\w.-]+ ?[\w.-]*: )?error: |E )|: error: |"
-    r"failed to (?:load|create|init)",
+    r"^(?:ERROR:|[\w.]*(?:Error|Exception|Interrupt)\b: \S|\s*Value error, |(?:[\w.-]+ ?[\w.-]*: )?error: |E )|"
+    r": error: |failed to (?:load|create|init)",
 )
 SECOND_HAND = ("Engine core initialization failed", "WorkerProc initialization failed", "EngineDeadError")
 SHOWN = 4  # such lines
