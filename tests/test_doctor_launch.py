@@ -80,6 +80,7 @@ FAULTS = [
     ("EY-LAUNCH-OTHER-DRAFT", VLLM.replace("{draft}", "org/some-eagle3")),
     ("EY-LAUNCH-STEPS", VLLM.replace(', "num_speculative_tokens": 4', "")),
     ("EY-LAUNCH-BEYOND-TRAINING", VLLM.replace("tokens\": 4", "tokens\": 8")),
+    ("EY-LAUNCH-CONTEXT", VLLM.replace("4}", '4, "max_model_len": 16}')),
     ("EY-LAUNCH-DUMMY", VLLM.replace("4}", '4, "rejection_sample_method": "synthetic"}')),
     ("EY-LAUNCH-CONTEXT", VLLM + " --max-model-len 128k"),
     ("EY-LAUNCH-ALGORITHM", LLAMA.replace("--spec-type draft-eagle3 ", "")),

@@ -81,6 +81,17 @@ def _trained(case: Case, drafted: Any, flag: str) -> Iterator[Finding]:
 def _context(case: Case, launch: Mapping[str, Any]) -> Iterator[Finding]:
     """The context served against the draft's positions."""
     most = case.number("max_position_embeddings")
+    limit = length((launch_vllm.speculative(launch) or {}).get("max_model_len"))
+    whole = length(launch.get("max-model-len")) or (case.facts.max_position if case.facts else None)
+    if limit is not None and whole is not None and limit < whole:
+        yield Finding(
+            "EY-LAUNCH-CONTEXT",
+            Severity.ERROR,
+            f"--speculative-config has max_model_len = {limit:,}, and {whole:,} tokens are served",
+            f"Past {limit:,} tokens vLLM drafts nothing and counts zeros as drafts, without a word",
+            "Leave max_model_len out of --speculative-config",
+            ("vLLM 0.32 config/speculative.py:1556", "vLLM 0.32 v1/worker/gpu_model_runner.py:4288"),
+        )
     for flag, engine in (("context-length", "SGLang"), ("max-model-len", "vLLM")):
         served = length(launch.get(flag))
         if served is None or most is None:
