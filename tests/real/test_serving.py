@@ -1,4 +1,4 @@
-"""What a real engine accepts is what `eyas prove` counts: one trained draft, exported, served on the same 24 prompts.
+"""What a real engine accepts is what the reference decoder does: one trained draft, the same prompts, every engine.
 
 Float32, greedy, four drafted tokens, `ignore_eos`. The draft is that of EYAS_TEST_DRAFT, else of runs/demo/export, else
 one that is trained here (about five minutes on two cores).   make test-engines
@@ -10,21 +10,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from eyas.decode.prove import prove, token_ids
-from eyas.engines import serving
 from eyas.export import NotExpressible, export_draft
-from eyas.export.convert import convert
+from eyas.measure.asking import How
+from eyas.measure.engine import with_engine
+from eyas.measure.locate import locate
+from eyas.measure.questions import questions_of
 from eyas.prompt_sets import heldout_prompts
-from eyas.target.model import Target
+from eyas.serve import Launch
 from eyas.target.source import resolve_target
 
 pytestmark = pytest.mark.engine
-SETS, EACH, K, TOKENS = ("mt_bench", "humaneval", "gsm8k"), 8, 4, 64
+SETS, K = ("mt_bench", "humaneval", "gsm8k"), 4
+ASKED = {"vllm": (24, 64), "sglang": (8, 48), "llamacpp": (24, 64), "openvino": (24, 64)}  # prompts, tokens of each
 SMALL = ("ask.count=null", "regenerate.max_supervised_tokens=12000", "prompts.per_source=250", "extract.heldout=8",
          "train.epochs=3", "prove.prompts=1")  # fmt: skip
 
@@ -62,66 +62,21 @@ def trained(out: Path, *more: str) -> Path:
     return out / "export"
 
 
-@pytest.fixture(scope="session")
-def prompts(target: Path) -> list[list[int]]:
-    model = Target.load(target, dtype=torch.float32)
-    return [token_ids(model, prompt) for name in SETS for prompt in heldout_prompts(name, EACH)]
-
-
-@pytest.fixture(scope="session")
-def reference(draft: Path, target: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """Counts of the reference decoder."""
-    return counted(draft, target, prompts)
-
-
-def counted(draft: Path, target: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """As engines count: every round in full."""
-    proof = prove(draft, target, {"all": prompts}, k=K, max_new_tokens=TOKENS, ignore_eos=True, timed=0)
-    assert proof["lossless"]
-    return proof["all_rounds"]
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_engine_accepts_what_the_reference_decoder_does(engine, draft, target, prompts, reference, tmp_path):
-    served = serving.answers(engine, target, draft, prompts, tmp_path, K, TOKENS)
-    plain = serving.answers(engine, target, None, prompts, tmp_path, K, TOKENS)
-    assert served["tokens"] == plain["tokens"]
-    tau = 1 + served["accepted"] / served["rounds"]
-    assert tau == pytest.approx(reference["tau"], rel=0.005)
-    rates = [count / served["rounds"] for count in served["at_least"]]
-    assert rates == pytest.approx(reference["unconditional"], abs=0.005)
-    assert tau > 1.05, "a draft that is never accepted would agree with everything"
-
-
-def test_llama_cpp_accepts_what_the_reference_decoder_does(draft, target, prompts, reference, tmp_path):
-    environment = serving.environment("llamacpp")
-    gguf = tmp_path / "target.gguf"
-    subprocess.run(
-        [environment.python, environment.programs["convert"], target, "--outtype", "f32", "--outfile", gguf],
-        env=environment.environ(), check=True,
-    )  # fmt: skip
-    taps = tuple(export_draft(draft, tmp_path / "draft", to="llamacpp", target_dir=target).taps)
-    converted = convert("llamacpp", tmp_path / "draft", target, tmp_path / "draft.gguf", taps)
-    served = serving.answers("llamacpp", gguf, converted, prompts, tmp_path, K, TOKENS)
-    plain = serving.answers("llamacpp", gguf, None, prompts, tmp_path, K, TOKENS)
-    assert served["tokens"] == plain["tokens"]
-    # It cuts each answer's last round at the last token, so that a few accepted ones are not counted.
-    assert 1 + served["accepted"] / served["rounds"] == pytest.approx(reference["tau"], rel=0.01)
-    assert served["rounds"] == pytest.approx(reference["rounds"], rel=0.01)
-
-
-def test_openvino_runs_the_same_rounds(plain_draft, target, prompts, tmp_path):
-    """The mended taps are those of the draft; with its own default another model runs."""
-    environment = serving.environment("openvino")
-    converted = tmp_path / "target"
-    task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
-    program = environment.programs["optimum-cli"]
-    subprocess.run(
-        [program, "export", "openvino", "-m", target, *task, converted], env=environment.environ(), check=True
-    )
-    taps = tuple(export_draft(plain_draft, tmp_path / "draft", to="openvino", target_dir=target).taps)
-    mended = convert("openvino", tmp_path / "draft", target, tmp_path / "converted", taps)
-    served = serving.answers("openvino", converted, mended, prompts, tmp_path, K, TOKENS)
-    plain = serving.answers("openvino", converted, None, prompts, tmp_path, K, TOKENS)
-    assert served["tokens"] == plain["tokens"]
-    assert served["rounds"] == pytest.approx(counted(plain_draft, target, prompts)["rounds"], rel=0.01)
+@pytest.mark.parametrize("engine", ASKED)
+def test_the_engine_accepts_what_the_reference_decoder_does(engine, draft, plain_draft, target):
+    served = plain_draft if engine == "openvino" else draft
+    count, tokens = ASKED[engine]
+    sets = {name: heldout_prompts(name, (count + i) // len(SETS)) for i, name in enumerate(SETS)}
+    questions, how = questions_of(target, sets, 800), How(tokens)
+    assert len(questions) == count
+    part = with_engine(Launch(engine, target, served, K), questions, how)
+    assert part["errors"] == []
+    assert part["lossless"]["lossless"]
+    assert part["lossless"]["compared"] == count
+    located = locate(served, target, engine, questions, how, K, part["acceptance"])
+    rows = {row["row"]: row for row in located["rows"]}
+    print(f"\n{engine}: {[(name, row['tau'], row['rounds'], row['accepted']) for name, row in rows.items()]}")
+    assert located["falls"] == ""
+    assert rows["served"]["tau"] == pytest.approx(rows["reference"]["tau"], rel=0.01)
+    assert rows["served"]["tau"] == pytest.approx(rows["as_read"]["tau"], rel=0.01)
+    assert rows["served"]["tau"] > 1.05, "a draft that is never accepted would agree with everything"

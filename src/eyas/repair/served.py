@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..errors import BadInput
+from ..errors import EyasError
 
-ENGINES = ("vllm", "sglang")
 PROMPTS, TOKENS, K = 16, 48, 4
 
 
@@ -26,40 +24,34 @@ def served(
 
     Raises BadInput for an engine that is not set up here, EyasError where it fails.
     """
-    import torch
-
-    from ..chat import render
-    from ..decode.acceptance import Acceptance
     from ..doctor.prompts import PROMPTS as TEXTS
-    from ..doctor.readings import Readings
-    from ..doctor.record import answers
-    from ..doctor.trial import Bench
-    from ..engines import serving
-    from ..target.facts import read_facts
-    from ..target.model import Target
+    from ..measure.asking import How
+    from ..measure.engine import with_engine
+    from ..measure.locate import locate
+    from ..measure.questions import questions_of
+    from ..prompts import Prompt
+    from ..serve import Launch
 
-    draft, target = Path(draft), Path(target)
-    check_engine(engine)
-    facts = read_facts(target)
-    tokenizer = Target.load(target).tokenizer
-    asked = [render(tokenizer, [{"role": "user", "content": t}], add_generation_prompt=True) for t in TEXTS[:PROMPTS]]
-    tell("replaying it as the engine reads it")
-    # An engine counts every round that it begins before the last token: the text must go on until that one's end.
-    text = answers(target, asked, range(facts.num_layers + 1), tokens=TOKENS + K - 1, ends=False, dtype="float32")
-    read = Readings.open(draft, target, [engine], {}).as_read.get(engine)
-    predicted = None if read is None else Acceptance.merged(Bench(text, torch.float32).acceptance(read, K), K).tau
-    tell(f"serving it with {engine}")
-    with TemporaryDirectory(prefix="eyas-") as scratch:
-        said = serving.answers(engine, target, draft, asked, Path(scratch), K, TOKENS)
-    tau = 1 + said["accepted"] / said["rounds"]
-    return {"engine": engine, "tau": round(tau, 4), "rounds": int(said["rounds"]), "accepted": int(said["accepted"]),
-            "predicted": None if predicted is None else round(predicted, 4)}  # fmt: skip
+    draft, target, how = Path(draft), Path(target), How(TOKENS)
+    asked = [Prompt(str(n), (({"role": "user", "content": text},),)) for n, text in enumerate(TEXTS[:PROMPTS])]
+    launch = Launch(engine, target, draft, K)
+    questions = questions_of(target, {"doctor": asked}, launch.context - TOKENS - K - 1)
+    part = with_engine(launch, questions, how, plain=False, tell=tell)
+    said = part["acceptance"]
+    if part["errors"] or said is None:
+        raise EyasError(
+            f"{engine} could not be measured: {'; '.join(part['errors']) or 'it did not say what it accepted'}"
+        )
+    rows = locate(draft, target, engine, questions, how, K, said, reference=False, tell=tell)["rows"]
+    predicted = next(row["tau"] for row in rows if row["row"] == "as_read")
+    return {"engine": engine, "tau": said["tau"], "rounds": said["rounds"], "accepted": said["accepted"],
+            "predicted": predicted}  # fmt: skip
 
 
 def check_engine(engine: str) -> None:
     """Raise BadInput where the engine cannot be asked here: before minutes of trials."""
-    from ..engines import serving
+    from ..engines.serving import environment
+    from ..engines.setup import recipe
 
-    if engine not in ENGINES:
-        raise BadInput(f"--serve {engine}: Eyas serves a directory with {' or '.join(ENGINES)}")
-    serving.environment(engine)
+    recipe(engine)
+    environment(engine)

@@ -36,6 +36,8 @@ class Inputs:
 
     target: Path
     draft: Path | None
+    notes: tuple[str, ...] = ()
+    """What was changed on the way, in sentences."""
 
 
 def here(

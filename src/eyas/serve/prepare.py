@@ -59,9 +59,13 @@ def prepared(launch: Launch, tell: Tell = lambda _: None) -> Inputs:
     if launch.engine not in ("llamacpp", "openvino"):
         return Inputs(target, draft)
     model = target if as_it_is(launch.engine, target) else _target(launch, target, tell)
-    if draft is not None and not as_it_is(launch.engine, draft):
-        draft = _draft(launch, target, draft, tell)
-    return Inputs(model, draft)
+    if draft is None or as_it_is(launch.engine, draft):
+        return Inputs(model, draft)
+    draft = _draft(launch, target, draft, tell)
+    notes = [mended_taps(draft.with_name(MADE), hugging_face(target))] if launch.engine == "openvino" else []
+    for note in notes:
+        tell(note)
+    return Inputs(model, draft, tuple(notes))
 
 
 def as_it_is(engine: str, path: Path) -> bool:
@@ -123,10 +127,7 @@ def _draft(launch: Launch, target: Path, draft: Path, tell: Tell) -> Path:
         wanted.of["taps"] = report.taps
         convert(launch.engine, spelled, source or target, out, tuple(report.taps))
 
-    path = made(wanted, work, tell, f"converting the draft {draft.name} for {launch.engine}")
-    if launch.engine == "openvino":
-        tell(mended_taps(path.with_name(MADE), source))
-    return path
+    return made(wanted, work, tell, f"converting the draft {draft.name} for {launch.engine}")
 
 
 def hugging_face(target: Path) -> Path | None:

@@ -40,6 +40,8 @@ class Server:
     pid: int
     seconds: float
     """From its start until it answered."""
+    notes: tuple[str, ...]
+    """What was changed of target and draft on the way, in sentences."""
     _process: Process = field(repr=False)
 
     def alive(self) -> bool:
@@ -74,7 +76,9 @@ def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack)
         lambda port: here(launch, inputs, found, port, threads, gib), environ, launch.host, launch.port,
         (launch.log or default_log(launch.engine)).absolute(), wait, tell, f"{found.engine} {found.version}", stack,
     )  # fmt: skip
-    return Server(launch.engine, url, launch.model, process.log, list(process.command), process.pid, seconds, process)
+    return Server(
+        launch.engine, url, launch.model, process.log, list(process.command), process.pid, seconds, inputs.notes, process
+    )  # fmt: skip
 
 
 def at_a_port(
