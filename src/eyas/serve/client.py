@@ -9,9 +9,10 @@ Nothing is asked twice here: a request that fails is a `Failed` that says how.  
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -23,13 +24,14 @@ from .dialects import DIALECTS, Asked, Dialect, Said
 
 CONNECT = 10.0
 LONGEST_EVENT = 16 << 20
+SHOWN = 300  # characters of what a server says
 
 
 class Failed(EyasError):
     """A request that got no whole answer.
 
-    kind: gone (nobody listens, or the connection broke), silent (no event for `timeout` seconds), refused (HTTP 4xx),
-    broken (HTTP 5xx), garbled (an answer that is no answer).
+    kind: gone (nobody listens, or the connection ended before the answer did), silent (no event for `timeout` seconds),
+    refused (HTTP 4xx), broken (HTTP 5xx, or an error amidst an answer), garbled (an answer that is no answer).
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -58,6 +60,13 @@ class Reply:
     """What the server says of this request's acceptance, by its own names; {} where it says nothing."""
     finish: str = ""
     seconds: float = 0.0
+    lost: int = 0
+    """Tokens that the server counted and did not send: llama.cpp's stream leaves out the parts of a character."""
+
+    @property
+    def count(self) -> int:
+        """Tokens of the answer, those that did not come, too."""
+        return len(self.tokens) + self.lost
 
 
 class Client:
@@ -70,16 +79,17 @@ class Client:
     def __init__(
         self, url: str, *, engine: str | None = None, model: str | None = None, timeout: float = 600.0
     ) -> None:
-        url = url if "//" in url else f"http://{url}"
-        parts = httpx.URL(url)
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be")
+        self.url = address(url)
         if engine is not None and engine not in DIALECTS:
             raise BadInput(f"engine {engine!r}: Eyas can ask {', '.join(DIALECTS)}")
-        self.url = url.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
         self.engine, self.model, self.timeout = engine, model, timeout
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a new one each: none is stale
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(timeout, connect=CONNECT), limits=limits)
+        secure = self.url.startswith(
+            "https"
+        )  # else certificates, which take longer to read than an answer, are not needed
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout, connect=CONNECT), limits=limits, verify=secure, trust_env=not _here(self.url)
+        )
 
     async def __aenter__(self) -> Client:
         return self
@@ -96,8 +106,8 @@ class Client:
     async def know(self) -> Dialect:
         """Which engine it is, and which model it serves, asked once. Raises Failed, and BadInput where that is unclear.
 
-        An engine's list of models names its maker: vLLM's and SGLang's say so, llama.cpp's too; Eyas' server for
-        OpenVINO says it at /health.
+        An engine's list of models names its maker: vLLM's, SGLang's and llama.cpp's do, and that of Eyas' server for
+        OpenVINO.
         """
         if self.engine is None or (self.engine == "vllm" and self.model is None):
             listed = await self._get("/v1/models")
@@ -106,7 +116,7 @@ class Client:
             if self.engine is None:
                 makers = {str(m.get("owned_by")).lower() for m in rows}
                 self.engine = next((name for name in DIALECTS if name in makers), None) or await self._by_health()
-            names = [str(m["id"]) for m in rows if "id" in m]
+            names = [_plain(str(m["id"])) for m in rows if "id" in m]
             if self.model is None and self.engine in ("vllm", "sglang", "llamacpp"):
                 if len(names) > 1:
                     raise BadInput(f"{self.url} serves {', '.join(names)}: name the one that is meant (--model)")
@@ -133,33 +143,36 @@ class Client:
         try:
             async with self._http.stream("POST", self.url + dialect.path, json=dialect.body(asked)) as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise _status(response, dialect.path)
-                async for event in _events(response):
+                    raise _status(response, dialect.path, await _beginning(response))
+                async for event in _events(response, self.timeout):
                     said = _said(dialect, event)
-                    new, fresh = _new(said, reply.tokens, text)
-                    text += fresh
+                    new, fresh, text = _new(said, reply.tokens, text)
+                    reply.tokens += new
                     reply.finish = said.finish or reply.finish
                     reply.counts |= said.counts
+                    reply.lost = max(reply.lost, (said.total or 0) - len(reply.tokens))
                     if new:
                         at = time.perf_counter() - begun
-                        reply.tokens += new
                         reply.chunks.append((at, len(new)))
                         yield Chunk(tuple(new), fresh, at)
-        except httpx.TimeoutException as error:
+        except (httpx.TimeoutException, TimeoutError) as error:
             within = CONNECT if isinstance(error, httpx.ConnectTimeout) else self.timeout
             kind = "gone" if isinstance(error, httpx.ConnectTimeout) else "silent"
             raise Failed(kind, f"{self.url} said nothing for {within:g} s (asked for {max_tokens} tokens after "
-                               f"{len(ids)}, {len(reply.tokens)} came)") from error  # fmt: skip
+                               f"{len(ids)}, {reply.count} came)") from error  # fmt: skip
         except httpx.TransportError as error:
             what = "nobody listens" if isinstance(error, httpx.ConnectError) else "the connection broke"
             why = str(error) or type(error).__name__
-            raise Failed("gone", f"{self.url}: {what} ({why}) after {len(reply.tokens)} tokens") from error
+            raise Failed("gone", f"{self.url}: {what} ({why}) after {reply.count} tokens") from error
+        except httpx.HTTPError as error:  # content that cannot be decoded
+            raise Failed("garbled", f"{self.url}{dialect.path}: {_plain(str(error))}") from error
         finally:
             reply.seconds = time.perf_counter() - begun
-        if not reply.tokens:
+        if not reply.count:
             raise Failed("garbled", f"{self.url}{dialect.path} answered without token ids; is it {dialect.engine}, "
                                     "and new enough to return them?")  # fmt: skip
+        if not reply.finish:
+            raise Failed("gone", f"{self.url}: the connection ended after {reply.count} tokens, before the answer did")
 
     async def ask(
         self,
@@ -178,15 +191,19 @@ class Client:
         return reply
 
     async def _get(self, path: str) -> Any:
-        """JSON of a page; None where there is none."""
+        """JSON of a page; None where there is none. Raises Failed where nobody answers, or an error."""
         try:
             response = await self._http.get(self.url + path, timeout=min(CONNECT, self.timeout))
-            return response.json() if response.status_code == 200 else None
         except httpx.TimeoutException as error:
-            raise Failed("silent", f"{self.url}{path} did not answer within {CONNECT:g} s") from error
-        except httpx.TransportError as error:
+            within = min(CONNECT, self.timeout)
+            raise Failed("silent", f"{self.url}{path} did not answer within {within:g} s") from error
+        except httpx.HTTPError as error:
             raise Failed("gone", f"{self.url}: nobody answers ({error}); is a server running there?") from error
-        except ValueError:
+        if response.status_code in (401, 403) or response.status_code >= 500:
+            raise _status(response, path, response.text)
+        try:
+            return response.json() if response.status_code == 200 else None
+        except (ValueError, RecursionError):
             return None
 
     async def _by_health(self) -> str:
@@ -197,50 +214,137 @@ class Client:
         raise BadInput(f"{self.url} does not say which engine it is; name it (--engine {'|'.join(DIALECTS)})")
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
-    async for line in response.aiter_lines():
-        if not line.startswith("data:") or line[5:].strip() == "[DONE]":
-            if line.startswith("error:"):
-                raise Failed("broken", f"the server says: {line[6:].strip()[:300]}")
-            continue
-        if len(line) > LONGEST_EVENT:
-            raise Failed("garbled", f"an event of {len(line):,} characters is no part of an answer")
-        try:
-            event = json.loads(line[5:])
-        except ValueError as error:
-            raise Failed("garbled", f"an event that is not JSON: {line[5:105]!r}") from error
-        if not isinstance(event, Mapping):
-            raise Failed("garbled", f"an event that is no object: {line[5:105]!r}")
-        if event.get("error"):
-            raise Failed("broken", f"the server says: {str(event['error'])[:300]}")
+def address(url: str) -> str:
+    """A server's address as users write it -> scheme, host and port. Raises BadInput for what is none."""
+    whole = url if "//" in url else f"http://{url}"
+    try:
+        parts = httpx.URL(whole)
+        right = parts.scheme in ("http", "https") and bool(parts.host) and 0 < (parts.port or 80) < 65536
+    except (httpx.InvalidURL, ValueError):
+        right = False
+    if not right:
+        raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be")
+    return whole.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
+
+
+def _here(url: str) -> bool:
+    """Is it this machine, where a proxy has no business?"""
+    host = httpx.URL(url).host
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Lines that end with a newline and nothing else: JSON may hold all other separators that Unicode knows.
+
+    What follows the last newline is left out: it is an event that was cut off.
+    """
+    rest = bytearray()
+    async for part in response.aiter_bytes():
+        *whole, last = part.split(b"\n")
+        for line in whole:
+            yield bytes(rest + line)
+            rest.clear()
+        rest += last
+        if len(rest) > LONGEST_EVENT:
+            raise Failed("garbled", f"an event of more than {LONGEST_EVENT:,} bytes is no part of an answer")
+
+
+async def _events(response: httpx.Response, patience: float) -> AsyncIterator[Mapping[str, Any]]:
+    """The JSON objects of a stream of server-sent events. TimeoutError after `patience` seconds without one."""
+    lines = _lines(response)
+    while True:
+        async with asyncio.timeout(patience):  # never across a yield, where it would end somebody else's work
+            event = await _event(lines)
+        if event is None:
+            return
         yield event
+
+
+async def _event(lines: AsyncGenerator[bytes, None]) -> Mapping[str, Any] | None:
+    """The next one; None at the end. Comments, `event:` lines and [DONE] say nothing."""
+    async for line in lines:
+        field, _, value = line.strip().partition(b":")
+        value = value.strip()
+        if field == b"error":
+            raise _told(value.decode("utf-8", "replace"))
+        if field != b"data" or value in (b"", b"[DONE]"):
+            continue
+        try:
+            event = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise Failed("garbled", f"an event that is not JSON: {_plain(repr(value[:100]))}") from error
+        if not isinstance(event, Mapping):
+            raise Failed("garbled", f"an event that is no object: {_plain(repr(value[:100]))}")
+        if event.get("error"):
+            raise _told(event["error"])
+        return event
+    return None
+
+
+def _told(error: Any) -> Failed:
+    """The engines' errors are objects with a message, or a text."""
+    message = error.get("message") if isinstance(error, Mapping) else None
+    return Failed("broken", f"the server says: {_plain(str(message or error))}")
 
 
 def _said(dialect: Dialect, event: Mapping[str, Any]) -> Said:
     try:
-        return dialect.read(event)
+        said = dialect.read(event)
     except (TypeError, AttributeError, LookupError) as error:
-        raise Failed("garbled", f"an event that no {dialect.engine} sends: {str(event)[:100]}") from error
+        raise Failed("garbled", f"an event that no {dialect.engine} sends: {_plain(str(event), 100)}") from error
+    right = isinstance(said.text, str) and isinstance(said.finish, str) and isinstance(said.counts, Mapping)
+    if not right:
+        raise Failed("garbled", f"an event that no {dialect.engine} sends: {_plain(str(event), 100)}")
+    if said.finish in ("abort", "error"):
+        raise Failed("broken", f"the server broke the answer off: {_plain(str(event), SHOWN)}")
+    return said
 
 
-def _new(said: Said, tokens: list[int], text: str) -> tuple[list[int], str]:
-    """What of an event had not come before.
+def _new(said: Said, tokens: list[int], text: str) -> tuple[list[int], str, str]:
+    """What of an event had not come before: its tokens, its text, and all of the text so far.
 
-    SGLang sends the answer so far; with --incremental-streaming-output only what is new, which then does not begin as
-    the answer does.
+    SGLang sends the answer so far, or with --incremental-streaming-output what is new; which one its own count of
+    tokens tells. An old one that does not count is taken to repeat where it does.
     """
-    if not said.whole:
-        return list(said.tokens), said.text
     before = len(tokens)
+    if not said.whole or (said.total is None and list(said.tokens[:before]) != tokens):
+        return list(said.tokens), said.text, text + said.text
     if list(said.tokens[:before]) != tokens:
-        return list(said.tokens), said.text
-    return list(said.tokens[before:]), said.text.removeprefix(text)
+        raise Failed("garbled", f"the server took back what it had said: {before} tokens came that are not its own now")
+    same = len(text)
+    if not said.text.startswith(text):  # half a character at the end became a whole one
+        same = next((i for i, (a, b) in enumerate(zip(text, said.text, strict=False)) if a != b), len(said.text))
+    return list(said.tokens[before:]), said.text[same:], said.text
 
 
-def _status(response: httpx.Response, path: str) -> Failed:
+async def _beginning(response: httpx.Response) -> str:
+    """The beginning of a body, however long it is."""
+    found = b""
+    async for part in response.aiter_bytes():
+        found += part
+        if len(found) > 4 * SHOWN:
+            break
+    return found.decode("utf-8", "replace")
+
+
+def _status(response: httpx.Response, path: str, body: str) -> Failed:
     code = response.status_code
-    body = response.text[:300].strip()
     kind = "broken" if code >= 500 else "refused"
+    said = _plain(_message(body))
     return Failed(kind, f"{response.url.host}:{response.url.port}{path} answers {code} {response.reason_phrase}"
-                        f"{': ' + body if body else ''}")  # fmt: skip
+                        f"{': ' + said if said else ''}")  # fmt: skip
+
+
+def _message(body: str) -> str:
+    """What an error's body says: the engines' are objects with error.message, or a message."""
+    try:
+        values = json.loads(body)
+        inner = values.get("error", values)
+        return str(inner.get("message") or body) if isinstance(inner, Mapping) else str(inner)
+    except (ValueError, AttributeError, RecursionError):
+        return body
+
+
+def _plain(text: str, limit: int = SHOWN) -> str:
+    """One printable line: what a server says ends up in a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]

@@ -34,6 +34,8 @@ class Said:
     text: str = ""
     whole: bool = False
     """tokens and text are the answer so far, not what is new."""
+    total: int | None = None
+    """Tokens of the answer so far, where the server counts them."""
     finish: str = ""
     counts: Mapping[str, Any] = field(default_factory=dict)
     """What it says of this request's acceptance, by its own names."""
@@ -48,7 +50,8 @@ class Dialect:
     body: Callable[[Asked], dict[str, Any]]
     read: Callable[[Mapping[str, Any]], Said]
     by_round: bool = False
-    """Is each event of the stream one round of speculative decoding (the first: prefill's token)?"""
+    """Does each event of the stream hold whole rounds of speculative decoding (the first: prefill's token)? One as a
+    rule; a server that is busy sends several together."""
 
 
 def _openai_body(a: Asked) -> dict[str, Any]:
@@ -73,7 +76,8 @@ def _sglang_body(a: Asked) -> dict[str, Any]:
 def _sglang_read(event: Mapping[str, Any]) -> Said:
     meta = event.get("meta_info") or {}
     finish = (meta.get("finish_reason") or {}).get("type") or ""
-    return Said(_ids(event.get("output_ids")), event.get("text") or "", whole=True, finish=finish,
+    ids, total = _ids(event.get("output_ids")), _count(meta.get("completion_tokens"))
+    return Said(ids, event.get("text") or "", whole=total is None or len(ids) >= total, total=total, finish=finish,
                 counts=meta if finish else {})  # fmt: skip
 
 
@@ -85,11 +89,18 @@ def _llamacpp_body(a: Asked) -> dict[str, Any]:
 
 
 def _llamacpp_read(event: Mapping[str, Any]) -> Said:
+    """Its last event repeats nothing when it streams; the counts are those of the whole request. `rounds` stands beside
+    the timings in those of OpenVINO's server."""
     finish = {"eos": "stop", "word": "stop", "limit": "length"}.get(str(event.get("stop_type")), "")
     ended = bool(event.get("stop"))
-    # Its last event repeats nothing when it streams; the counts are those of the whole request.
+    counts = event.get("timings") or {} if ended else {}
+    counts = {**counts, "rounds": event["rounds"]} if ended and "rounds" in event else counts
     return Said(_ids(event.get("tokens")), event.get("content") or "", finish=(finish or "stop") if ended else "",
-                counts=event.get("timings") or {} if ended else {})  # fmt: skip
+                counts=counts, total=_count(event.get("tokens_predicted")))  # fmt: skip
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
 def _ids(value: Any) -> tuple[int, ...]:

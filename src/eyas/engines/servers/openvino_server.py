@@ -3,6 +3,7 @@
 python openvino_server.py --target IR --draft IR|none --k 4 --port 8000
 
     GET /health                     {"status": "ok"}
+    GET /v1/models                  names the alias, and "owned_by": "openvino"
     POST /completion                field names of llama.cpp's server; one request at a time, others wait
         prompt (list of ids, or text), n_predict, temperature (0: greedy), top_k, top_p, seed, ignore_eos, stream
         -> tokens, content, tokens_evaluated, timings {prompt_n, predicted_n, predicted_ms, draft_n_accepted, ...}
@@ -137,6 +138,7 @@ class Model:
         if at:
             timings |= {"prompt_ms": (at[0] - began) * 1e3, "predicted_ms": (ended - at[0]) * 1e3}
         answer = {"tokens": tokens, "stop": True, "tokens_evaluated": len(prompt), "tokens_predicted": len(tokens)}
+        answer["stop_type"] = "limit" if len(tokens) >= config.max_new_tokens else "eos"
         if self.drafted and said.extended_perf_metrics is not None:
             metrics = said.extended_perf_metrics
             timings["draft_n_accepted"] = metrics.get_num_accepted_tokens()
@@ -163,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._json(200, {"status": "ok"})
         elif self.path == "/v1/models":
-            self._json(200, {"object": "list", "data": [{"id": self.alias, "object": "model"}]})
+            self._json(200, {"object": "list", "data": [{"id": self.alias, "object": "model", "owned_by": "openvino"}]})
         else:
             self._json(404, {"error": {"message": f"no page {self.path}; there are /health and /completion"}})
 
