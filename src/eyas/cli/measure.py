@@ -19,7 +19,8 @@ from eyas.cli.sets import SETS, read_sets
 HELP = """Ask a real server the same prompts with the draft and without, and say what it accepted.
 
 --engine starts an engine of `eyas engines setup` here, measures and stops it; repeat it for one table of several. --url
-asks a server that runs already (with --baseline-url for one without the draft); --log reads a server's log alone.
+asks a server that runs already (with --baseline-url for one without the draft, and with --engine where the server does
+not say what it is); --log reads a server's log alone.
 
 Acceptance is given in the engine's own words and as τ = 1 + accepted / rounds, counted request by request where the
 server says so; what other people asked meanwhile is told and not mixed in. With DRAFT the same prompts are replayed as
@@ -37,7 +38,7 @@ Examples:
 
 \b
 Exit codes: 0 measured; 1 only a part was (what there is, is written), or --strict and --fail-below were not met;
-2 unreadable input; 3 draft, target and engine do not go together.
+2 unreadable input; 3 draft, target and engine do not go together; 130 interrupted (what there is, is written).
 """
 
 
@@ -61,8 +62,10 @@ Exit codes: 0 measured; 1 only a part was (what there is, is written), or --stri
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--stop-at-eos", is_flag=True, help="Let answers end by themselves; all go on to the limit otherwise.")
 @click.option("--concurrency", default="1", show_default=True, metavar="N,M", help="Requests at once; each a pass.")
-@click.option("--timeout", default=300.0, show_default=True, help="Seconds of silence after which a server hangs.")
-@click.option("--wait", default=900.0, show_default=True, help="Seconds until a started server must answer.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
+              help="Seconds of silence after which a server hangs.")  # fmt: skip
+@click.option("--wait", type=click.FloatRange(min=0, min_open=True), default=900.0, show_default=True,
+              help="Seconds until a started server must answer.")  # fmt: skip
 @click.option("--no-baseline", is_flag=True, help="Not without the draft: no speed-up, no losslessness.")
 @click.option("--no-locate", is_flag=True, help="Nothing is replayed or decoded here.")
 @click.option(
@@ -79,15 +82,18 @@ def command(
     draft: Path | None, target: str | None, engines: tuple[str, ...], url: str | None, log: Path | None,
     as_json: bool, out: Path | None, strict: bool, fail_below: float | None, **given: Any,
 ) -> None:  # fmt: skip
-    ways = [bool(engines), url is not None, log is not None]
-    if sum(ways) != 1:
-        raise click.UsageError("give one of --engine (started here), --url (a server that runs) and --log (a file)")
+    if log is not None and (engines or url is not None):
+        raise click.UsageError("--log reads a file and asks nobody: leave out --engine and --url")
     if log is not None:
         _log(log, as_json)
         return
+    if not engines and url is None:
+        raise click.UsageError("give one of --engine (started here), --url (a server that runs) and --log (a file)")
+    if url is not None and len(engines) > 1:
+        raise click.UsageError("--url is one server: --engine names what runs there, once")
     if target is None:
         raise click.UsageError("--target is needed: prompts are sent as its token ids")
-    if engines and draft is None:
+    if url is None and draft is None:
         raise click.UsageError("--engine serves a DRAFT: name its directory")
     result = _measured(draft, target, engines, url, out, given)
     if as_json:
@@ -98,24 +104,33 @@ def command(
         from eyas.report.measured_text import show
 
         show(Console(highlight=False, markup=False), result, out)
+    if result["interrupted"]:
+        click.echo("eyas: interrupted; these are the answers that had come by then", err=True)
+        raise click.exceptions.Exit(130)
     _judge(result, strict, fail_below)
 
 
 def _measured(
     draft: Path | None, target: str, engines: Sequence[str], url: str | None, out: Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    """Every part in turn; the file is written after each, so that nothing is lost."""
+    """Every part in turn; the file is written after each, so that nothing is lost. Ctrl-C ends it with what there is,
+    and is raised only where there is nothing."""
     from tqdm import tqdm
 
     from eyas._version import __version__
     from eyas.cli.doctor import teller
+    from eyas.draft.files import open_folder
     from eyas.errors import EyasError
     from eyas.measure.asking import How
     from eyas.measure.measured import DEFINITION, FORMAT, write
     from eyas.measure.questions import questions_of
     from eyas.target.source import fingerprint, resolve_target
 
-    now, levels = datetime.datetime.now(datetime.UTC), _levels(given["concurrency"])
+    now, levels, words = datetime.datetime.now(datetime.UTC), _levels(given["concurrency"]), _words(given["launch"])
+    if out is not None:
+        _writable(out)
+    if draft is not None and url is not None:
+        open_folder(draft)  # nobody is asked for minutes about a draft that is not there
     folder, tell = resolve_target(target), teller()
     how = How(given["max_new_tokens"], given["temperature"], not given["stop_at_eos"], 0, given["timeout"])
     sets = read_sets(given["files"], given["names"], given["limit"])
@@ -130,39 +145,50 @@ def _measured(
                      "prompts": {name: sum(q.set == name for q in questions) for name in sets}},
         "definition": DEFINITION,
         "questions": [{"set": q.set, "prompt": q.index, "ids": list(q.ids)} for q in questions],
-        "engines": [], "failed": {}, "complete": False,
+        "engines": [], "failed": {}, "interrupted": False, "complete": False,
     }  # fmt: skip
+
+    def keep() -> None:
+        if out is not None:
+            write(out, result)
+
     passes = len(levels) * (1 if given["no_baseline"] else 2) * max(1, len(engines))
     with tqdm(total=passes * len(questions), desc="measure", unit="answer", disable=None, leave=False) as bar:
-        for name in engines or ("",):
-            try:
-                part = _part(draft, folder, name, url, questions, how, levels, given, tell, bar.update)
-            except EyasError as error:
-                if len(engines) < 2:
-                    raise
-                result["failed"][name] = str(error)
-                continue
-            result["engines"].append(part)
-            if out is not None:
-                write(out, result)
-    result["complete"] = not result["failed"] and not any(part["errors"] for part in result["engines"])
-    if out is not None:
-        write(out, result)
+        try:
+            for name in engines or ("",):
+                try:
+                    part = _asked(draft, folder, name, url, questions, how, levels, {**given, "words": words}, tell,
+                                  bar.update)  # fmt: skip
+                except EyasError as error:
+                    if len(engines) < 2:
+                        raise
+                    result["failed"][name] = str(error)
+                    continue
+                result["engines"].append(part)
+                keep()
+                if part["interrupted"]:
+                    raise KeyboardInterrupt
+                _looked(draft, folder, part, questions, how, given, tell)
+                keep()
+        except KeyboardInterrupt:
+            if not result["engines"]:
+                raise
+            result["interrupted"] = True
+    broken = result["interrupted"] or result["failed"] or any(part["errors"] for part in result["engines"])
+    result["complete"] = not broken
+    keep()
     return result
 
 
-def _part(
+def _asked(
     draft: Path | None, folder: Path, engine: str, url: str | None, questions: Any, how: Any, levels: list[int],
     given: Mapping[str, Any], tell: Any, on_answer: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """One engine: asked, compared, located."""
-    from eyas.engines.launch import options
+    """One engine's part: what it answered."""
     from eyas.measure.engine import with_engine
-    from eyas.measure.locate import locate
     from eyas.measure.running import with_url
 
-    words = shlex.split(given["launch"]) if given["launch"] else []
-    if engine:
+    if url is None:
         from eyas.serve import Launch
         from eyas.serve.check import check
 
@@ -174,18 +200,35 @@ def _part(
         part["warnings"] = warnings
     else:
         part = with_url(
-            str(url), given["baseline_url"], questions, how, levels=levels, model=given["model"], k=given["k"],
-            target=folder if given["dtype"] == "float32" else None, on_answer=on_answer,
+            url, given["baseline_url"], questions, how, levels=levels, engine=engine or None, model=given["model"],
+            k=given["k"], target=folder if given["dtype"] == "float32" else None, on_answer=on_answer,
         )  # fmt: skip
-        part["command"] = words or None
-    if draft is not None and not given["no_locate"]:
-        part["locate"] = locate(
-            draft, folder, part["engine"], questions, how, part["k"], part["acceptance"], training=given["training"],
-            launch=options(shlex.join(part["command"] or [])), dtype=given["dtype"], tell=tell,
-        )  # fmt: skip
+        part["command"] = given["words"] or None
+    return part
+
+
+def _looked(
+    draft: Path | None, folder: Path, part: dict[str, Any], questions: Any, how: Any, given: Mapping[str, Any],
+    tell: Any,
+) -> None:  # fmt: skip
+    """Add to a part where it falls, over the prompts that were answered, and what was captured. What cannot be had is
+    among its `errors`: what was measured is not lost for it."""
+    from eyas.engines.launch import options
+    from eyas.errors import EyasError
+    from eyas.measure.locate import locate
+
+    answered = {(a["set"], a["prompt"]) for a in part["answers"] if not a["error"]}
+    asked = [q for q in questions if (q.set, q.index) in answered]
+    if draft is not None and not given["no_locate"] and asked:
+        try:
+            part["locate"] = locate(
+                draft, folder, part["engine"], asked, how, part["k"], part["acceptance"], training=given["training"],
+                launch=options(shlex.join(part["command"] or [])), dtype=given["dtype"], tell=tell,
+            )  # fmt: skip
+        except EyasError as error:
+            part["errors"].append(f"where it falls could not be looked up: {error}")
     if given["capture"]:
         part["capture"] = _captured(draft, folder, part, questions, tell)
-    return part
 
 
 def _captured(draft: Path | None, folder: Path, part: Mapping[str, Any], questions: Any, tell: Any) -> dict[str, Any]:
@@ -203,6 +246,23 @@ def _captured(draft: Path | None, folder: Path, part: Mapping[str, Any], questio
         return compare(pairs, folder, taps)
     except EyasError as error:
         return {"right": None, "slices": [], "says": f"No states could be captured: {error}"}
+
+
+def _writable(out: Path) -> None:
+    """Raises BadInput now rather than after minutes of measuring."""
+    import os
+
+    from eyas.errors import BadInput
+
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise BadInput(f"--out {out} cannot be written: {out.parent} is no folder that can be written to")
+
+
+def _words(launch: str) -> list[str]:
+    try:
+        return shlex.split(launch)
+    except ValueError as error:
+        raise click.UsageError(f"--launch is no command line ({error}): {launch}") from error
 
 
 def _levels(text: str) -> list[int]:

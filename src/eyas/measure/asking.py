@@ -14,6 +14,7 @@ from ..serve.client import Client, Failed, Reply
 
 MOST_FAILURES = 3
 """In a row: then nobody is asked any more."""
+INTERRUPTED = "interrupted: what had come by then is kept"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def ask_all(
     url: str, questions: Sequence[Question], how: How, *, concurrency: int = 1, engine: str | None = None,
     model: str | None = None, run: Run | None = None, on_answer: Callable[[], None] = lambda: None,
 ) -> Run:  # fmt: skip
-    """Ask every question once. `run` is filled on the way, so that an interrupt loses nothing.
+    """Ask every question once. `run` is filled on the way, so that an interrupt (KeyboardInterrupt) loses nothing.
 
     A server that is gone or hangs, and one that fails MOST_FAILURES times in a row, is asked no further. Raises
     BadInput and Failed where not even the kind of server can be found out.
@@ -120,17 +121,17 @@ async def _ask_all(
         dialect = await client.know()
         run.engine, run.model = dialect.engine, client.model or ""
         began = time.perf_counter()
+        pending = {asyncio.create_task(worker(client)) for _ in range(min(run.concurrency, len(questions)))}
         try:
-            tasks = [asyncio.create_task(worker(client)) for _ in range(min(run.concurrency, len(questions)))]
-            pending = set(tasks)
-            while pending:
+            while pending and not run.stopped:
                 finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
                     task.result()
-                if run.stopped:
-                    for task in pending:
-                        task.cancel()
-                    await asyncio.gather(*pending, return_exceptions=True)
-                    break
+        except asyncio.CancelledError:
+            run.stopped = run.stopped or INTERRUPTED
+            raise
         finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)  # before the connections go, which would look broken
             run.seconds = time.perf_counter() - began

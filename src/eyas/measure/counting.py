@@ -8,6 +8,7 @@ same prompts is counted alike (`fitting`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ RULES = {
     WHOLE: "every round in full: what the last one accepted beyond the end counts, too",
     FITTING: "of each answer's last rounds only what fits before the end",
 }
+OF = {"vllm": WHOLE, "sglang": WHOLE, "llamacpp": FITTING, "openvino": FITTING}
+"""The rule by which each engine counts."""
+SERVER, GROUPS = "the server, for this request", "the groups in which tokens came"
 SPARE = {"openvino": 2}
 """Tokens of what is left that are not drafted, 1 for the target's own where nothing is said. Measured: llama.cpp b11434
 and OpenVINO GenAI 2026.4.1 give the same rounds as the reference under this rule, answer by answer."""
@@ -41,15 +45,47 @@ class Rounds:
     steps: int | None = None
     """Tokens drafted a round, where it is said."""
 
+    @property
+    def guessed(self) -> bool:
+        """Are there maybe more rounds? Several that came together look like one, and make tau too large."""
+        return self.source == GROUPS
+
 
 def rounds_of(engine: str, reply: Reply) -> Rounds | None:
-    """None where nothing tells them. Sources: docs/facts/serving.md."""
+    """None where nothing tells them, or what is told contradicts itself. Sources: docs/facts/serving.md.
+
+    Where the server says nothing, groups of tokens are taken for rounds (`Rounds.guessed`).
+    """
+    if reply.count == 1:  # prefill's; of such an answer no engine says anything
+        return Rounds(0, 0, OF[engine], SERVER)
     read = {"vllm": _vllm, "sglang": _sglang, "llamacpp": _timings, "openvino": _timings}[engine]
     found = read(reply)
     if found is None and DIALECTS[engine].by_round and len(reply.chunks) > 1:
         each = _by_chunk(reply)
-        found = Rounds(len(each), sum(each), FITTING, "the groups in which tokens came", each)
+        found = Rounds(len(each), sum(each), FITTING, GROUPS, each)
     return found
+
+
+def all_rounds(engine: str, replies: Sequence[Reply]) -> list[Rounds | None]:
+    """`rounds_of` each. llama.cpp says nothing of an answer for which nothing was drafted; beside answers for which
+    something was, that is an answer of rounds without drafts."""
+    found = [rounds_of(engine, reply) for reply in replies]
+    drafts = any(r is not None and r.rounds for r in found)
+    if engine == "llamacpp" and drafts:
+        for place, reply in enumerate(replies):
+            tokens = _number(reply.counts, "predicted_n")
+            if found[place] is None and tokens and "draft_n" not in reply.counts:
+                found[place] = Rounds(tokens - 1, 0, FITTING, SERVER)
+    return found
+
+
+def _possible(found: Rounds) -> Rounds | None:
+    """None for counts that cannot be; without the histogram where it does not fit them."""
+    if found.steps and found.accepted > found.rounds * found.steps:
+        return None
+    h = found.histogram
+    fits = sum(h) == found.rounds and sum(j * n for j, n in enumerate(h)) == found.accepted
+    return found if not h or fits else dataclasses.replace(found, histogram=())
 
 
 def _number(counts: Mapping[str, Any], *names: str) -> int | None:
@@ -81,7 +117,7 @@ def _vllm(reply: Reply) -> Rounds | None:
     each = _list(c, "per_step_accepted")
     each = each if len(each) == rounds and sum(each) == accepted else _completed(reply, rounds, accepted)
     histogram, steps = _list(c, "acceptance_histogram"), _number(c, "num_spec_tokens")
-    return Rounds(rounds, accepted, WHOLE, "the server, for this request", each, histogram, steps)
+    return _possible(Rounds(rounds, accepted, WHOLE, SERVER, each, histogram, steps))
 
 
 def _sglang(reply: Reply) -> Rounds | None:
@@ -94,7 +130,7 @@ def _sglang(reply: Reply) -> Rounds | None:
     histogram = _list(c, "spec_correct_drafts_histogram", "spec_accept_histogram")
     steps = drafted // rounds if drafted and drafted % rounds == 0 else None
     each = _completed(reply, rounds, accepted)
-    return Rounds(rounds, accepted, WHOLE, "the server, for this request", each, histogram, steps)
+    return _possible(Rounds(rounds, accepted, WHOLE, SERVER, each, histogram, steps))
 
 
 def _completed(reply: Reply, rounds: int, accepted: int) -> tuple[int, ...]:
@@ -107,14 +143,17 @@ def _completed(reply: Reply, rounds: int, accepted: int) -> tuple[int, ...]:
 
 
 def _timings(reply: Reply) -> Rounds | None:
-    """Rounds = tokens - accepted, prefill's token apart: each emits its accepted drafts and one token of the target."""
+    """Rounds = tokens - accepted, prefill's token apart: each emits its accepted drafts and one token of the target.
+
+    OpenVINO's server counts them as well; where the two contradict each other, neither is believed.
+    """
     accepted, tokens = _number(reply.counts, "draft_n_accepted"), _number(reply.counts, "predicted_n")
     if accepted is None or tokens is None or tokens - 1 - accepted <= 0:
         return None
-    rounds = _number(reply.counts, "rounds")
-    return Rounds(
-        tokens - 1 - accepted if rounds is None else rounds, accepted, FITTING, "the server, for this request"
-    )
+    rounds, drafted = tokens - 1 - accepted, _number(reply.counts, "draft_n")
+    if _number(reply.counts, "rounds") not in (None, rounds) or (drafted is not None and drafted < accepted):
+        return None
+    return Rounds(rounds, accepted, FITTING, SERVER)
 
 
 def fitting(engine: str, begun: Sequence[int], accepted: Sequence[int], limit: int) -> tuple[int, int]:
@@ -133,6 +172,7 @@ def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
     """tau = 1 + accepted / rounds over all rounds of all answers, as plain JSON values.
 
     unconditional: share of all rounds whose first j drafts were accepted, j = 1 .. k; [] where an answer does not say.
+    rule and source are those of the answers that have rounds. at_most: is tau no more than a bound?
     """
     rounds, accepted = sum(p.rounds for p in parts), sum(p.accepted for p in parts)
     histogram = [0] * (k + 1)
@@ -142,8 +182,9 @@ def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
         said = said and sum(counts) == p.rounds and len(counts) <= k + 1
         for j, n in enumerate(counts[: k + 1]):
             histogram[j] += n
-    rule, source = (next(iter(s)) if len(s) == 1 else "mixed" for s in ({p.rule for p in parts},
-                                                                        {p.source for p in parts}))  # fmt: skip
+    told = [p for p in parts if p.rounds] or parts
+    rules, sources = {p.rule for p in told}, {p.source for p in told}
+    rule, source = (next(iter(said)) if len(said) == 1 else "mixed" if said else "" for said in (rules, sources))
     return {
         "tau": round(1 + accepted / rounds, 4) if rounds else None,
         "rounds": rounds,
@@ -151,11 +192,12 @@ def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
         "unconditional": [round(sum(histogram[j:]) / rounds, 4) for j in range(1, k + 1)] if said and rounds else [],
         "rule": rule,
         "source": source,
+        "at_most": any(p.guessed for p in told),
     }
 
 
 def _counted(each: Sequence[int], k: int) -> tuple[int, ...]:
-    out = [0] * (k + 1)
-    for a in each:
-        out[min(a, k)] += 1
-    return tuple(out) if each else ()
+    """Histogram of rounds; () of none, and where one accepted more than k: it was several."""
+    if not each or max(each) > k:
+        return ()
+    return tuple(each.count(a) for a in range(k + 1))

@@ -39,7 +39,8 @@ def with_engine(
         try:
             with running(one, tell=tell, wait=wait) as server:
                 if side is drafted:
-                    told = {"command": server.command, "log": str(server.log), "start_s": round(server.seconds, 1)}
+                    told = {"command": server.command, "log": str(server.log), "start_s": round(server.seconds, 1),
+                            "notes": list(server.notes)}  # fmt: skip
                 tell(f"asking {launch.engine}" + ("" if side is drafted else " without the draft"))
                 run(server.url, questions, how, levels=levels, engine=launch.engine, model=server.model, passes=side,
                     on_answer=on_answer)  # fmt: skip
@@ -53,14 +54,25 @@ def with_engine(
             break
     out = numbers(drafted, without if without.runs else None, launch.k)
     out["errors"] += errors
-    out["lossless"] = compared(drafted, without, f"{launch.engine} without the draft", launch.target, how)
+    against = f"{launch.engine} without the draft"
+    out["lossless"] = compared(drafted, without, against, launch.target, how, out["errors"])
     return {**told, **out, "version": recipe(launch.engine).version, "dtype": launch.dtype}
 
 
-def compared(drafted: Passes, plain: Passes, against: str, target: Path | None, how: How) -> dict[str, Any]:
-    """`lossless.compare`, greedy answers only; `lossless` None, and `why`, where there is nothing to compare."""
+def compared(
+    drafted: Passes, plain: Passes, against: str, target: Path | None, how: How, errors: list[str]
+) -> dict[str, Any]:
+    """`lossless.compare`, greedy answers only; `lossless` None, and `why`, where there is nothing to compare.
+
+    A target that cannot be loaded costs the logits at a difference, not the measurement: that goes to `errors`.
+    """
     if how.temperature:
         return {"lossless": None, "why": "sampled answers differ from run to run"}
     if not plain.first:
         return {"lossless": None, "why": "no answers without the draft"}
-    return compare(drafted.first, plain.first, against, target if target is not None and target.is_dir() else None)
+    folder = target if target is not None and target.is_dir() else None
+    try:
+        return compare(drafted.first, plain.first, against, folder)
+    except EyasError as error:
+        errors.append(f"where answers differ nobody could look up how close it was: {error}")
+        return compare(drafted.first, plain.first, against)

@@ -54,7 +54,8 @@ def locate(
         rows.append(_decoded(draft, target, engine, questions, how, k, fits))
     rows.append({"row": "served", "what": ROWS["served"], "why": "" if served else "the server did not say",
                  **{name: (served or {}).get(name) for name in ("tau", "rounds", "accepted")}})  # fmt: skip
-    fallen, says = judged({row["row"]: row["tau"] for row in rows}, dtype == "float32" and how.temperature == 0)
+    exact = dtype == "float32" and how.temperature == 0 and not (served or {}).get("at_most")
+    fallen, says = judged({row["row"]: row["tau"] for row in rows}, exact)
     return {"rows": rows, "falls": fallen, "says": says, "engine": engine}
 
 

@@ -18,18 +18,24 @@ def compare(
 ) -> dict[str, Any]:
     """{"lossless": bool or None where nothing was compared, "compared", "identical", "differences": [...], "against"}.
 
-    target: where the logits at a difference can be looked up. Raises EyasError where it cannot be loaded.
+    target: where the logits at a difference can be looked up. Answers of which tokens did not come (`Reply.lost`) and
+    that differ are `unclear`, and then nothing is known. Raises EyasError where the target cannot be loaded.
     """
     plain = {(a.question.set, a.question.index): a for a in without if a.reply is not None}
     pairs = [(a, plain[a.question.set, a.question.index]) for a in with_draft
              if a.reply is not None and (a.question.set, a.question.index) in plain]  # fmt: skip
-    found = [(a, b, at) for a, b in pairs if (at := _first(a, b)) is not None]
+    differ = [(a, b, at) for a, b in pairs if (at := _first(a, b)) is not None]
+    found = [(a, b, at) for a, b, at in differ if not (_lost(a) or _lost(b))]
+    unclear = len(differ) - len(found)
     told = _described(found, target) if found and target is not None else [_bare(a, b, at) for a, b, at in found]
     real = [d for d in told if not d.get("near_tie")]
+    why = f"{unclear} answers differ, and their server does not send every token" if unclear and not real else ""
     return {
-        "lossless": (not real) if pairs else None,
+        "lossless": (not real) if pairs and not why else None,
         "compared": len(pairs),
-        "identical": len(pairs) - len(found),
+        "identical": len(pairs) - len(differ),
+        "unclear": unclear,
+        "why": why,
         "near_ties": [d for d in told if d.get("near_tie")],
         "differences": real,
         "against": against,
@@ -42,6 +48,10 @@ def _first(a: Answered, b: Answered) -> int | None:
     x, y = a.reply.tokens, b.reply.tokens
     at = next((i for i, (m, n) in enumerate(zip(x, y, strict=False)) if m != n), None)
     return min(len(x), len(y)) if at is None and len(x) != len(y) else at
+
+
+def _lost(a: Answered) -> int:
+    return a.reply.lost if a.reply is not None else 0
 
 
 def _bare(a: Answered, b: Answered, at: int) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
     """One engine's part; `engine` is needed where the file holds several. Raises BadInput, naming the file."""
     path = Path(path)
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} cannot be read as what `eyas measure --out` writes ({error})") from error
     parts = values.get("engines") if isinstance(values, Mapping) else None
     if not isinstance(parts, list) or not parts or not all(isinstance(p, Mapping) for p in parts):
@@ -81,7 +81,7 @@ def _located(engine: str, said: Any, capture: Any) -> Located | None:
         return None
     rows = said.get("rows")
     taus = {str(row.get("row")): float(row["tau"]) for row in (rows if isinstance(rows, list) else ())
-            if isinstance(row, Mapping) and _number(row.get("tau"))}  # fmt: skip
+            if isinstance(row, Mapping) and _number(row.get("tau")) and row["tau"] >= 1}  # fmt: skip
     seen = dict(capture) if isinstance(capture, Mapping) else {}
     return Located(engine, taus, str(said.get("falls") or ""), str(said.get("says") or ""), seen)
 
@@ -93,10 +93,14 @@ def _served(path: Path, part: Mapping[str, Any]) -> Served | None:
     rates = said.get("unconditional")
     whole = isinstance(rates, list) and all(_number(x) and 0 <= x <= 1 for x in rates)
     counts = [said.get("rounds"), said.get("accepted"), part.get("k")]
-    rounds, accepted, k = (n if type(n) is int and n >= 0 else None for n in counts)
-    base = from_number(said["tau"])  # checks it
+    rounds, accepted, k = (n if type(n) is int and 0 <= n < 1 << 40 else None for n in counts)
+    own = dict(said["own"]) if isinstance(said.get("own"), Mapping) else {}
+    try:
+        base = from_number(said["tau"])  # checks it
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
     return Served(
-        str(part.get("engine")), str(part.get("version") or ""), base.tau, dict(said.get("own") or {}),
+        str(part.get("engine")), str(part.get("version") or ""), base.tau, own,
         tuple(float(x) for x in rates) if whole and rates else (), rounds, None, accepted, k,
         notes=(f"Measured: {path.name}.",),
     )  # fmt: skip

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engines.served.metrics import counters_between
 from ..errors import BadInput
-from .asking import Answered, How, Question, Run, ask_all
-from .counting import RULES, WHOLE, Rounds, in_all, rounds_of
+from .asking import INTERRUPTED, Answered, How, Question, Run, ask_all
+from .counting import FITTING, OF, RULES, WHOLE, Rounds, all_rounds, in_all
 from .speed import speed
-from .traffic import Snapshot, others, snapshot
+from .traffic import Snapshot, others, settled, snapshot
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Passes:
     runs: list[Run] = field(default_factory=list)
     before: Snapshot = field(default_factory=Snapshot)
     after: Snapshot = field(default_factory=Snapshot)
+    interrupted: bool = False
+    """Did the user end it?"""
 
     @property
     def engine(self) -> str:
@@ -49,7 +52,8 @@ def run(
     url: str, questions: Sequence[Question], how: How, *, levels: Sequence[int] = (1,), engine: str | None = None,
     model: str | None = None, passes: Passes | None = None, on_answer: Callable[[], None] = lambda: None,
 ) -> Passes:  # fmt: skip
-    """Ask all questions once at every level of concurrency; stops where the server does. `passes` is filled on the way.
+    """Ask all questions once at every level of concurrency; stops where the server does, and on Ctrl-C
+    (`passes.interrupted`). `passes` is filled on the way.
 
     Raises BadInput, and Failed where nobody answers at all.
     """
@@ -62,24 +66,28 @@ def run(
                     on_answer=on_answer)  # fmt: skip
             if passes.runs[-1].stopped:
                 break
+    except KeyboardInterrupt:
+        passes.interrupted = True
+        passes.runs[-1].stopped = passes.runs[-1].stopped or INTERRUPTED
     finally:
-        passes.after = snapshot(url)
+        passes.after = settled(url, passes.before, passes.runs)
     return passes
 
 
-def counted(passes: Passes) -> list[tuple[Answered, Rounds]]:
-    """The answers of the first pass whose rounds are known."""
-    return [(a, r) for a in passes.first if a.reply is not None
-            and (r := rounds_of(passes.engine, a.reply)) is not None]  # fmt: skip
+def counted(passes: Passes, one: Run | None = None) -> list[tuple[Answered, Rounds]]:
+    """The answers of a pass (the first one) whose rounds are known."""
+    answers = [a for a in (passes.first if one is None else one.answered) if a.reply is not None]
+    found = all_rounds(passes.engine, [a.reply for a in answers if a.reply is not None]) if answers else []
+    return [(a, r) for a, r in zip(answers, found, strict=True) if r is not None]
 
 
 def numbers(passes: Passes, plain: Passes | None, k: int) -> dict[str, Any]:
     """Plain JSON values of one server; `plain`: the same prompts without the draft. See docs/engines.md."""
     found = counted(passes)
     k = next((r.steps for _, r in found if r.steps), k)
-    mine = [r for one in passes.runs for a in one.answered if a.reply is not None
-            and (r := rounds_of(passes.engine, a.reply)) is not None]  # fmt: skip
-    traffic = others(passes.before, passes.after, passes.runs, mine)
+    mine = [r for one in passes.runs for _, r in counted(passes, one)]
+    traffic = others(passes.before, passes.after, passes.runs, [] if any(r.guessed for r in mine) else mine)
+    rounds = {id(a): r for a, r in found}
     return {
         "engine": passes.engine,
         "url": passes.url,
@@ -88,25 +96,27 @@ def numbers(passes: Passes, plain: Passes | None, k: int) -> dict[str, Any]:
         "sets": _by_set(passes, found, k),
         "other_traffic": traffic,
         "speed": _speed(passes, plain),
-        "answers": [_answer(passes.engine, a) for a in passes.first],
+        "answers": [_answer(a, rounds.get(id(a))) for a in passes.first],
         "errors": [*passes.errors, *([] if plain is None else plain.errors)],
+        "interrupted": passes.interrupted or (plain is not None and plain.interrupted),
     }
 
 
 def _acceptance(
     passes: Passes, found: Sequence[tuple[Answered, Rounds]], k: int, traffic: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """None, and an `errors` entry elsewhere, where no answer says anything."""
-    replies = [a for a in passes.first if a.reply is not None]
-    if found and len(found) == len(replies):
-        parts = [r for _, r in found]
-        out = in_all(parts, k) | {"own": _own(passes)}
-        return out | {"counting": RULES.get(out["rule"], ""), "strict": _strict(found, k)}
-    if traffic["seen"] is False:
-        from_counters = _from_counters(passes)
-        if from_counters is not None:
-            return from_counters
-    return None
+    """By the server's counts for each request; else by its counters, where all traffic was ours; else by groups of
+    tokens, which give a bound. None where nothing of it is to be had."""
+    whole = bool(found) and len(found) == sum(a.reply is not None for a in passes.first)
+    if not whole or any(r.guessed for _, r in found):
+        counters = _from_counters(passes, k) if traffic["seen"] is False else None
+        if counters is not None or not whole:
+            return counters
+    out = in_all([r for _, r in found], k) | {"own": _own(passes)}
+    counting = RULES.get(out["rule"], "")
+    if out["at_most"]:
+        counting = "groups of tokens are taken for rounds, of which several may come together, so τ may be less"
+    return out | {"counting": counting, "strict": _strict(found, k)}
 
 
 def _own(passes: Passes) -> dict[str, Any]:
@@ -120,20 +130,32 @@ def _own(passes: Passes) -> dict[str, Any]:
     return {name: round(value, 4) for name, value in served.said.items() if isinstance(value, int | float)}
 
 
-def _from_counters(passes: Passes) -> dict[str, Any] | None:
-    """From the server's counters, where all traffic was ours."""
+def _from_counters(passes: Passes, k: int) -> dict[str, Any] | None:
+    """From the server's counters, where all traffic was ours: vLLM's rounds and accepted drafts; of the other engines
+    what follows from all tokens, since llama.cpp counts only rounds that drafted, and SGLang no drafts."""
     from ..engines.served import from_prometheus
 
+    model = next((run.model for run in passes.runs if run.model), None)
     try:
-        served = from_prometheus(passes.after.text + "\n", passes.before.text + "\n")
+        between = counters_between(passes.before.text, passes.after.text, model)
+        served = from_prometheus(passes.after.text + "\n", passes.before.text + "\n", model)
     except BadInput:
         return None
-    if served.rounds is None or served.accepted is None:
+    rounds, accepted, tokens = between.rounds, between.accepted, between.tokens
+    answers = sum(a.reply is not None for run in passes.runs for a in run.answered)
+    if passes.engine != "vllm" and tokens is not None:
+        if passes.engine == "sglang" and rounds is not None:
+            accepted = tokens - answers - rounds
+        elif accepted is not None:
+            rounds = tokens - answers - accepted
+    if not rounds or accepted is None or not 0 <= accepted <= rounds * k:
         return None
+    rates = served.unconditional if served.rounds == round(rounds) else ()
+    rule = OF.get(passes.engine, WHOLE) if passes.engine != "sglang" else FITTING
     return {
-        "tau": round(served.tau or 1.0, 4), "rounds": served.rounds, "accepted": served.accepted,
-        "unconditional": [round(x, 4) for x in served.unconditional], "rule": WHOLE, "source": "the server's counters",
-        "own": dict(served.said), "counting": RULES[WHOLE], "strict": None,
+        "tau": round(1 + accepted / rounds, 4), "rounds": round(rounds), "accepted": round(accepted),
+        "unconditional": [round(x, 4) for x in rates], "rule": rule, "source": "the server's counters",
+        "at_most": False, "own": dict(served.said), "counting": RULES[rule], "strict": None,
     }  # fmt: skip
 
 
@@ -144,7 +166,7 @@ def _strict(found: Sequence[tuple[Answered, Rounds]], k: int) -> dict[str, Any] 
 
     parts = []
     for a, rounds in found:
-        if len(rounds.each) != rounds.rounds or max(rounds.each, default=0) > k:
+        if rounds.guessed or len(rounds.each) != rounds.rounds or max(rounds.each, default=0) > k:
             return None
         assert a.reply is not None
         ends, length = [], 1
@@ -172,12 +194,11 @@ def _speed(passes: Passes, plain: Passes | None) -> list[dict[str, Any]]:
     return out
 
 
-def _answer(engine: str, a: Answered) -> dict[str, Any]:
+def _answer(a: Answered, rounds: Rounds | None) -> dict[str, Any]:
     q, r = a.question, a.reply
-    rounds = rounds_of(engine, r) if r is not None else None
     return {
-        "set": q.set, "prompt": q.index, "tokens": r.tokens if r else [], "finish": r.finish if r else "",
-        "seconds": round(r.seconds, 4) if r else None, "rounds": rounds.rounds if rounds else None,
-        "accepted": rounds.accepted if rounds else None, "each": list(rounds.each) if rounds else [],
-        "error": a.error,
+        "set": q.set, "prompt": q.index, "tokens": r.tokens if r else [], "lost": r.lost if r else 0,
+        "finish": r.finish if r else "", "seconds": round(r.seconds, 4) if r else None,
+        "rounds": rounds.rounds if rounds else None, "accepted": rounds.accepted if rounds else None,
+        "each": list(rounds.each) if rounds else [], "error": a.error,
     }  # fmt: skip

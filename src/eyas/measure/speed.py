@@ -16,14 +16,17 @@ PERCENTILES = (50, 95, 99)
 
 
 def speed(run: Run) -> dict[str, Any] | None:
-    """Plain JSON values: tokens_per_s over the whole pass; p50, p95, p99 in milliseconds. None without an answer."""
+    """Plain JSON values: tokens_per_s over the whole pass; p50, p95, p99 in milliseconds.
+
+    None without an answer, and of a pass that did not end: waiting for a server that hangs is no speed of it.
+    """
     replies = [a.reply for a in run.answered if a.reply is not None and a.reply.chunks]
-    if not replies or not run.seconds:
+    if not replies or not run.seconds or run.stopped:
         return None
-    tokens = sum(len(r.tokens) for r in replies)
+    tokens = sum(r.count for r in replies)
     first = [r.chunks[0][0] for r in replies]
-    longer = [r for r in replies if len(r.tokens) > r.chunks[0][1]]
-    each = [(r.chunks[-1][0] - r.chunks[0][0]) / (len(r.tokens) - r.chunks[0][1]) for r in longer]
+    longer = [r for r in replies if len(r.chunks) > 1]
+    each = [(r.chunks[-1][0] - r.chunks[0][0]) / (r.count - r.chunks[0][1]) for r in longer]
     gaps = [b[0] - a[0] for r in replies for a, b in itertools.pairwise(r.chunks)]
     return {
         "requests": len(replies),

@@ -71,8 +71,9 @@ def _table(parts: list[Mapping[str, Any]], settings: Mapping[str, Any], prompts:
         rates = [percent(x, 0).replace(" ", "") for x in items(said.get("unconditional"))[:k]]
         speeds = rows(part.get("speed"))
         with_, without = (mapping((speeds or [{}])[0].get(side)) for side in ("with_draft", "without_draft"))
+        served = ("≤ " if said.get("at_most") and number(said.get("tau")) is not None else "") + fixed(said.get("tau"))
         table.add_row(
-            _name(part.get("engine")), fixed(taus.get("as_read")), fixed(taus.get("reference")), fixed(said.get("tau")),
+            _name(part.get("engine")), fixed(taus.get("as_read")), fixed(taus.get("reference")), served,
             *rates, *[MISSING] * (k - len(rates)), _lossless(mapping(part.get("lossless"))),
             fixed(with_.get("tokens_per_s"), 1), fixed(without.get("tokens_per_s"), 1),
         )  # fmt: skip
@@ -114,6 +115,8 @@ def _engine(console: Console, part: Mapping[str, Any]) -> None:
         _speed(console, row)
     _located(console, mapping(part.get("locate")))
     _captured(console, mapping(part.get("capture")))
+    for text in items(part.get("notes")):
+        console.print(f"  {sentence(text)}.")
     for text in items(part.get("warnings")):
         console.print(f"  {sentence(text)}", style="yellow")
     for error in items(part.get("errors")):

@@ -33,14 +33,16 @@ PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
-def from_prometheus(source: str | os.PathLike[str], before: str | os.PathLike[str] | None = None) -> Served:
+def from_prometheus(
+    source: str | os.PathLike[str], before: str | os.PathLike[str] | None = None, model: str | None = None
+) -> Served:
     """Prometheus text (or a file of it) of vLLM, SGLang or llama.cpp.
 
-    `before`: an earlier snapshot of the same process, so that only what happened since counts. Raises BadInput where
-    no speculative decoding is in it, or none has happened.
+    `before`: an earlier snapshot of the same process, so that only what happened since counts. `model`: its numbers
+    alone, where labels tell models apart. Raises BadInput where no speculative decoding is in it, or none has happened.
     """
-    now = _parse(text_of(source, "Prometheus text"))
-    earlier = _parse(text_of(before, "Prometheus text")) if before is not None else {}
+    now = _of_model(_parse(text_of(source, "Prometheus text")), model)
+    earlier = _of_model(_parse(text_of(before, "Prometheus text")), model) if before is not None else {}
     for prefix, engine in (("vllm:", "vllm"), ("llamacpp:", "llamacpp")):
         if f"{prefix}{COUNTS[0]}" in now:
             return _counters(engine, prefix, now, earlier)
@@ -128,8 +130,11 @@ def _of_model(samples: Samples, model: str | None) -> Samples:
     labelled = {labels.get("model_name") for found in samples.values() for labels, _ in found}
     if not model or model not in labelled:
         return samples
-    return {name: kept for name, found in samples.items()
-            if (kept := [(labels, value) for labels, value in found if labels.get("model_name") in (None, model)])}  # fmt: skip
+    mine = {
+        name: [(labels, value) for labels, value in found if labels.get("model_name") in (None, model)]
+        for name, found in samples.items()
+    }
+    return {name: kept for name, kept in mine.items() if kept}
 
 
 def _parse(text: str) -> Samples:
