@@ -106,7 +106,7 @@ def command(
         show(Console(highlight=False, markup=False), result, out)
     if result["interrupted"]:
         click.echo("eyas: interrupted; these are the answers that had come by then", err=True)
-        raise click.exceptions.Exit(130)
+        raise SystemExit(130)
     _judge(result, strict, fail_below)
 
 

@@ -121,7 +121,8 @@ async def _ask_all(
         dialect = await client.know()
         run.engine, run.model = dialect.engine, client.model or ""
         began = time.perf_counter()
-        pending = {asyncio.create_task(worker(client)) for _ in range(min(run.concurrency, len(questions)))}
+        tasks = {asyncio.create_task(worker(client)) for _ in range(min(run.concurrency, len(questions)))}
+        pending = tasks
         try:
             while pending and not run.stopped:
                 finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +132,7 @@ async def _ask_all(
             run.stopped = run.stopped or INTERRUPTED
             raise
         finally:
-            for task in pending:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)  # before the connections go, which would look broken
+            await asyncio.gather(*tasks, return_exceptions=True)  # before the connections go, which would look broken
             run.seconds = time.perf_counter() - began
