@@ -8,7 +8,7 @@ nothing is wrong. The first row that falls is the place.   pytest tests/test_mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,6 +55,7 @@ def locate(
     rows.append({"row": "served", "what": ROWS["served"], "why": "" if served else "the server did not say",
                  **{name: (served or {}).get(name) for name in ("tau", "rounds", "accepted")}})  # fmt: skip
     exact = dtype == "float32" and how.temperature == 0 and not (served or {}).get("at_most")
+    exact = exact and (how.ignore_eos or not fits)  # how those engines count what a stop cuts off was not measured
     fallen, says = judged({row["row"]: row["tau"] for row in rows}, exact)
     return {"rows": rows, "falls": fallen, "says": says, "engine": engine}
 
@@ -126,42 +127,53 @@ def _replayed(
     wanted = {name: s for name, s in specimens.items() if s is not None}
     out = {name: _row(name, None, why=why.get(name) or "its taps are not known") for name in ("declared", "as_read")}
     if wanted:
-        layers = read_facts(target).num_layers
-        taps = sorted({t for s in wanted.values() for t in s.slices if 0 <= t <= layers})
+        facts = read_facts(target)
+        taps = sorted({t for s in wanted.values() for t in s.slices if 0 <= t <= facts.num_layers})
         # An engine counts every round that it begins before the last token: the text must go on until that one's end.
-        tokens = how.max_tokens + k - 1 if how.ignore_eos else how.max_tokens
-        text = answers(target, [list(q.ids) for q in questions], taps or [0], tokens=tokens, ends=not how.ignore_eos,
+        text = answers(target, [list(q.ids) for q in questions], taps or [0], tokens=how.max_tokens + k - 1, ends=False,
                        dtype="float32")  # fmt: skip
+        if len(text.offsets) - 1 != len(questions):
+            return [_row(name, None, why="the target's context does not hold all prompts and answers") for name in out]
+        eos = () if how.ignore_eos else facts.eos_ids
         bench = Bench(dataclasses.replace(text), torch.float32)
         for name, specimen in wanted.items():
             if name == "as_read" and specimen is specimens.get("declared"):
                 continue
-            rounds, accepted = _walked(bench, specimen, k, engine, how.max_tokens if fits else None)
+            rounds, accepted = _walked(bench, specimen, k, engine, how.max_tokens, eos, fits)
             out[name] = _row(name, 1 + accepted / rounds if rounds else None, rounds, accepted)
     return [out["declared"], out["as_read"]]
 
 
-def _walked(bench: Any, specimen: Any, k: int, engine: str, limit: int | None) -> tuple[int, int]:
-    """(rounds, accepted); limit: tokens of an answer, where the engine drafts no more than fits."""
+def _walked(
+    bench: Any, specimen: Any, k: int, engine: str, limit: int, eos: Collection[int], fits: bool
+) -> tuple[int, int]:
+    """(rounds, accepted) of answers of `limit` tokens, or until one of `eos`; fits: no more is drafted than fits.
+
+    The text goes on behind the end, so that the last round is whole, as engines count it; none begins there.
+    """
     import torch
 
     from ..decode.replay import rounds
 
     material = bench.material
     at, n = rounds(bench.accepted(specimen, k), material.run, k)
-    if limit is None:
-        return len(at), int(n.sum())
     document = material.packing.document[at]
-    first = torch.tensor([int(material.mask[a:b].nonzero()[0, 0]) + int(a) for a, b in
-                          zip(material.offsets[:-1], material.offsets[1:], strict=True)])  # fmt: skip
-    begun = at + 2 - first[document]  # tokens of the answer before the round
-    return fitting(engine, begun.tolist(), n.tolist(), limit)
+    first, ends = [], []
+    for a, b in zip(material.offsets[:-1].tolist(), material.offsets[1:].tolist(), strict=True):
+        first.append(a + int(material.mask[a:b].nonzero()[0, 0]))
+        answer = material.ids[first[-1] : b].tolist()
+        ends.append(min(limit, next((i + 1 for i, token in enumerate(answer) if token in eos), limit)))
+    begun = at + 2 - torch.tensor(first)[document]  # tokens of the answer before the round
+    kept = begun < torch.tensor(ends)[document]
+    begun, n = begun[kept], n[kept]
+    return fitting(engine, begun.tolist(), n.tolist(), limit) if fits else (len(n), int(n.sum()))
 
 
 def _exported(draft: str | Path, target: Path, engine: str) -> tuple[Any, str]:
     """(the specimen that a converted export is, "") or (None, why there is none)."""
     import dataclasses
 
+    from ..doctor.as_read import as_read
     from ..doctor.readings import Readings
     from ..export import export_draft
 
@@ -171,16 +183,16 @@ def _exported(draft: str | Path, target: Path, engine: str) -> tuple[Any, str]:
         except EyasError as error:
             return None, str(error)
         readings = Readings.open(Path(scratch) / "export", target, [engine], {})
-        specimen = readings.as_read.get(engine)
-        if specimen is None or readings.declared is None:
-            return None, "it does not start"
-        tensors = {name: t.clone() for name, t in specimen.tensors.items()}
-        specimen = dataclasses.replace(specimen, tensors=tensors)
-        if engine == "openvino":  # its own default is one layer off; the conversion mends that
-            taps = readings.declared.slices
-            conventions = dataclasses.replace(specimen.conventions, taps=taps)
-            specimen = dataclasses.replace(specimen, slices=taps, conventions=conventions)
-        return specimen, ""
+        read, declared, ends = readings.engines[engine], readings.declared, readings.ends
+        if readings.reading is None or declared is None or ends is None:
+            return None, readings.refusal or "it cannot be replayed"
+        if engine == "openvino":  # its own default is one layer off, or none; the conversion mends that
+            read = dataclasses.replace(read, values={**read.values, "taps": declared.slices})
+        specimen = as_read(readings.reading, read, declared, ends.embedding, ends.head)
+        if specimen is None:
+            return None, f"it does not start: {read.failure.what}" if read.failure else "it does not start"
+        tensors = {name: t.clone() for name, t in specimen.tensors.items()}  # the files go away
+        return dataclasses.replace(specimen, tensors=tensors), ""
 
 
 def _decoded(
