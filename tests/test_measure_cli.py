@@ -89,7 +89,7 @@ def asked(target: Path, prompts: Path) -> list[Question]:
         (["--url", "http://h:1", "--target", "t", "--timeout", "0"], 2, "--timeout"),
         (["--url", "http://h:1", "--target", "t", "--wait", "-1"], 2, "--wait"),
         (["--url", "http://h:1", "--target", "t", "--max-new-tokens", "1"], 2, "--max-new-tokens"),
-        (["--url", "http://h:1", "--target", "t", "--out", "no/such/place/m.json"], 2, "cannot be written"),
+        (["--url", "http://h:1", "--target", "t", "--out", f"{__file__}/m.json"], 2, "cannot be written"),
         (["nowhere", "--url", "http://h:1", "--target", "t"], 2, "nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -254,8 +254,13 @@ def _writable(out: Path) -> None:
 
     from eyas.errors import BadInput
 
-    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
-        raise BadInput(f"--out {out} cannot be written: {out.parent} is no folder that can be written to")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        refused = "" if os.access(out.parent, os.W_OK) else "nobody may write there"
+    except OSError as error:
+        refused = str(error.strerror)
+    if refused:
+        raise BadInput(f"--out {out} cannot be written ({refused})")
 
 
 def _words(launch: str) -> list[str]:

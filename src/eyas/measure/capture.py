@@ -62,12 +62,19 @@ def compare(
 
     pairs: as `captured`; taps: the declared ones, in the order of the slices. Plain JSON values: {"tokens", "right",
     "slices": [{declared, nearest, shift, distance, norm_ratio, cosine, right}], "says"}. norm_ratio and cosine are to
-    the declared tap's states, medians over tokens. Raises BadInput where the widths do not fit.
+    the declared tap's states, medians over tokens. right: None where too little was captured to tell.
     """
     from ..target.model import Target
 
     target = Target.load(target_dir, device=device, dtype=torch.float32)
     layers, hidden = target.facts.num_layers, target.facts.hidden_size
+    pairs = [(ids, states) for ids, states in pairs if len(ids) > SKIPPED + 1]
+    if not pairs:
+        return {"tokens": 0, "right": None, "slices": [],
+                "says": f"No prompt is longer than the {SKIPPED + 1} tokens that are not compared"}  # fmt: skip
+    if not all(states.isfinite().all() for _, states in pairs):
+        why = "The draft is fed states that are not finite: the target runs in a precision too low for it"
+        return {"tokens": 0, "right": False, "slices": [], "says": why}
     width = pairs[0][1].shape[1]
     if width != hidden * len(taps):
         return {"tokens": 0, "right": False, "slices": [],

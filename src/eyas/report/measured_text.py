@@ -36,8 +36,9 @@ def show(console: Console, result: Mapping[str, Any], out: Path | None = None) -
     if out is not None:
         console.print(f"Written to {out}.")
         if result.get("draft"):
-            target = result.get("target_as_given") or result.get("target")
-            console.print(f"Next: eyas doctor {result['draft']} --target {target} --measured {out}", soft_wrap=True)
+            target = words(result.get("target_as_given") or result.get("target"))
+            next_ = f"eyas doctor {words(result['draft'])} --target {target} --measured {out}"
+            console.print(f"Next: {next_}", soft_wrap=True)
 
 
 def _name(engine: Any) -> str:
@@ -53,9 +54,9 @@ def _table(parts: list[Mapping[str, Any]], settings: Mapping[str, Any], prompts:
     table = Table(
         title=f"{prompts} prompts × {whole(settings.get('max_new_tokens'))} tokens, {k} drafted a round, {how}, "
         f"{words(settings.get('dtype'))}",
-        title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
+        title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=0,  # four drafts a round in 80 columns
     )  # fmt: skip
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for heading in (
         "predicted",
         "reference",
