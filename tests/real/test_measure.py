@@ -122,7 +122,7 @@ def test_other_people_s_requests_are_seen_and_not_mixed_in(
         n = 0
         while not stop.is_set():
             n += 1
-            # Greedy as well: beside a sampled one, vLLM 0.32's CPU build answers greedy ones with other text, and accepts
+            # Greedy as well: beside a sampled one, vLLM 0.32's CPU build answers greedy ones otherwise, and accepts
             # less (1.02 to 1.09 for 1.45): it expands temperatures as whole numbers (utils/cpu_triton_utils.py:398).
             run = ask_all(vllm.url, [Question("other", n, (1, 4093, 198, 500 + n, 600 + n))], How(40))
             theirs.append(sum(a.reply.count for a in run.replies if a.reply))
