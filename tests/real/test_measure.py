@@ -24,7 +24,7 @@ from test_serving import trained
 
 from eyas.engines.served.metrics import counters_between
 from eyas.errors import BadInput
-from eyas.export import export_draft
+from eyas.export import NotExpressible, export_draft
 from eyas.measure.asking import How, Question, ask_all
 from eyas.measure.engine import with_engine
 from eyas.measure.locate import locate
@@ -47,10 +47,15 @@ def target() -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    """A plain one, that all four engines can run."""
     root = tmp_path_factory.mktemp("measure")
     given = Path(os.environ.get("EYAS_TEST_DRAFT") or "runs/demo/export")
-    given = given if given.is_dir() else trained(root / "run")
-    export_draft(given, root / "draft", target_dir=target, engines=("sglang", "vllm"))
+    given = given if given.is_dir() else trained(root / "run", "train.norm_before_fc=false")
+    try:
+        export_draft(given, root / "asked", to="openvino", target_dir=target)
+    except NotExpressible:
+        given = trained(root / "run", "train.norm_before_fc=false")
+    export_draft(given, root / "draft", target_dir=target)
     return root / "draft"
 
 
@@ -291,3 +296,24 @@ def test_sglang_says_another_number_than_tau(draft: Path, target: Path, question
     assert counters.rounds == all_["rounds"]
     rows = locate(draft, target, "sglang", questions, HOW, K, all_)
     assert {(row["rounds"], row["accepted"]) for row in rows["rows"][1:]} == {(all_["rounds"], all_["accepted"])}
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "openvino"])
+def test_engines_that_are_known_by_what_they_say(engine: str, draft: Path, target: Path):
+    """Text of which llama.cpp's stream leaves out tokens: parts of characters. They are counted, and nobody else's."""
+    from tokenizers import Tokenizer
+
+    text = "<|im_start|>user\nSay hawk: 🦅🦅🦅🦅 and 中文中文!<|im_end|>\n<|im_start|>assistant\n🦅🦅🦅🦅🦅🦅"
+    ids = Tokenizer.from_file(str(target / "tokenizer.json")).encode(text).ids
+    asked = [Question("hawk", 0, tuple(ids)), Question("hawk", 1, tuple(ids[:-9]))]
+    with running(Launch(engine, target, draft, context=512), wait=300) as server:
+        said = with_url(server.url, None, asked, HOW)
+        one = with_url(server.url, None, asked, How(1))
+    lost = [a["lost"] for a in said["answers"]]
+    print(engine, said["acceptance"], "lost", lost, said["other_traffic"])
+    assert said["engine"] == engine and said["errors"] == [] and one["errors"] == []
+    assert [len(a["tokens"]) + a["lost"] for a in said["answers"]] == [HOW.max_tokens] * 2
+    assert (sum(lost) > 0) == (engine == "llamacpp")
+    assert said["acceptance"]["rounds"] + said["acceptance"]["accepted"] == 2 * (HOW.max_tokens - 1)
+    assert said["other_traffic"]["seen"] is (False if engine == "llamacpp" else None)
+    assert [a["rounds"] for a in one["answers"]] == [0, 0] and {a["finish"] for a in said["answers"]} == {"length"}
