@@ -31,9 +31,9 @@ pytestmark = pytest.mark.engine
 K, HOW = 4, How(48)
 IN_FILES = {
     "vllm": ("d2t subtracted twice", "d2t rolled by one", "k <-> v", "head missing", "random embedding stored",
-             "norm_output flipped", "norm_before_residual flipped", "taps one back", "rope_theta 100",
+             "norm_output flipped", "norm_before_residual flipped", "taps the first three", "rope_theta 100",
              "slices of fc 2 1 0"),
-    "sglang": ("d2t subtracted twice", "norm_output flipped", "taps one back"),
+    "sglang": ("d2t subtracted twice", "norm_output flipped", "taps the first three"),
 }  # fmt: skip
 DRAFT_ENDS = """{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 4, "max_model_len": 64}"""
 IN_LAUNCH = {

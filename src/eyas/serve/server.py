@@ -76,9 +76,8 @@ def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack)
         lambda port: here(launch, inputs, found, port, threads, gib), environ, launch.host, launch.port,
         (launch.log or default_log(launch.engine)).absolute(), wait, tell, f"{found.engine} {found.version}", stack,
     )  # fmt: skip
-    return Server(
-        launch.engine, url, launch.model, process.log, list(process.command), process.pid, seconds, inputs.notes, process
-    )  # fmt: skip
+    command = list(process.command)
+    return Server(launch.engine, url, launch.model, process.log, command, process.pid, seconds, inputs.notes, process)
 
 
 def at_a_port(
