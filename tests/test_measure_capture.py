@@ -66,6 +66,13 @@ def test_scaled_states(states: Any, tiny_target: Path):
     assert all(one["cosine"] > 0.999 and one["norm_ratio"] == pytest.approx(H**0.5, rel=1e-3) for one in said["slices"])
 
 
+def test_states_a_little_too_large(states: Any, tiny_target: Path):
+    """The right tap is still the nearest one; it is a third of its norm away."""
+    said = compare([(ids, s * 1.3) for ids, s in states(TAPS)], tiny_target, TAPS)
+    assert [one["nearest"] for one in said["slices"]] == list(TAPS)
+    assert said["right"] is False and "1.3 times as large" in said["says"]
+
+
 @pytest.mark.parametrize(("shift", "word"), [(1, "late"), (-1, "early")])
 def test_states_of_another_token(states: Any, tiny_target: Path, shift: int, word: str):
     said = compare([(ids, s.roll(shift, 0)) for ids, s in states(TAPS)], tiny_target, TAPS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eyas.engines.served import from_prometheus
 from eyas.errors import BadInput
 from eyas.measure import traffic
 from eyas.measure.asking import How, Question, Run, ask_all
@@ -13,7 +14,7 @@ from eyas.measure.counting import Rounds, rounds_of
 from eyas.measure.server import numbers
 from eyas.measure.server import run as measured
 from eyas.measure.traffic import Snapshot, others, settled, snapshot
-from fake_engines import Engine, Raw, rounds
+from fake_engines import Engine, Raw, rounds, vllm_counters
 
 QUESTIONS = [Question("s", i, (i + 1, 2)) for i in range(4)]
 HOW = How(16, timeout=5.0)
@@ -215,6 +216,18 @@ def test_counters_of_another_model_are_not_mixed_in():
     assert said["other_traffic"]["seen"] is False
     assert said["acceptance"]["source"] == "the server's counters"
     assert said["acceptance"]["rounds"] == sum(len(rounds(q.ids, 16)) for q in QUESTIONS)
+
+
+def test_rates_of_another_model_are_not_mixed_in():
+    """A page of two models, as a router shows it."""
+    mine_, theirs = [2, 0, 1, 4], [0] * 50
+    pages = [vllm_counters(each, f'engine="0",model_name="{name}"') for name, each in (("a", mine_), ("b", theirs))]
+    text = "\n".join([*pages[0], *pages[1], ""])
+    said = from_prometheus(text, model="a")
+    assert (said.rounds, said.accepted, said.unconditional) == (4, 7, (0.75, 0.5, 0.25, 0.25))
+    both = from_prometheus(text)
+    assert both.rounds == 54 and any("a, b" in note for note in both.notes)
+    assert from_prometheus(text, model="elsewhere").rounds == 54, "no label of it: all there is"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -83,6 +83,7 @@ def test_eighty_columns():
     (title,) = [line for line in lines if "24 prompts" in line]
     table = lines[lines.index(title) + 1 : lines.index(title) + 7]
     assert all(any(f" {name} " in line for line in table) for name in ("vLLM", "SGLang", "llama.cpp")), table
+    assert "…" not in "".join(table) and sum(line.count("31.3") for line in table) == 6
     assert sum(line.count("1.448") for line in table) == 9, "predicted, reference and served of each"
 
 

@@ -197,7 +197,5 @@ def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
 
 
 def _counted(each: Sequence[int], k: int) -> tuple[int, ...]:
-    """Histogram of rounds; () of none, and where one accepted more than k: it was several."""
-    if not each or max(each) > k:
-        return ()
-    return tuple(each.count(a) for a in range(k + 1))
+    """Histogram of rounds, () of none; one that accepted more than k was several, and is in no place of it."""
+    return tuple(each.count(a) for a in range(k + 1)) if each else ()
