@@ -17,7 +17,7 @@ from ..engines.served.metrics import counters_between
 from ..errors import BadInput
 from .asking import INTERRUPTED, Answered, How, Question, Run, ask_all
 from .counting import FITTING, OF, RULES, WHOLE, Rounds, all_rounds, in_all
-from .speed import speed
+from .speed import speed, speed_of_set, speedup
 from .traffic import Snapshot, others, settled, snapshot
 
 
@@ -188,10 +188,17 @@ def _speed(passes: Passes, plain: Passes | None) -> list[dict[str, Any]]:
     out = []
     for one in passes.runs:
         same = next((r for r in (plain.runs if plain else []) if r.concurrency == one.concurrency), None)
-        with_, without = speed(one), speed(same) if same is not None else None
-        up = round(with_["tokens_per_s"] / without["tokens_per_s"], 3) if with_ and without else None
-        out.append({"concurrency": one.concurrency, "with_draft": with_, "without_draft": without, "speedup": up})
+        both = speed(one), speed(same) if same is not None else None
+        sets = {}
+        for name in dict.fromkeys(a.question.set for a in one.answered):
+            sides = speed_of_set(one, name), speed_of_set(same, name) if same is not None else None
+            sets[name] = _sides(*sides)
+        out.append({"concurrency": one.concurrency, **_sides(*both), "sets": sets})
     return out
+
+
+def _sides(with_: dict[str, Any] | None, without: dict[str, Any] | None) -> dict[str, Any]:
+    return {"with_draft": with_, "without_draft": without, "speedup": speedup(with_, without)}
 
 
 def _answer(a: Answered, rounds: Rounds | None) -> dict[str, Any]:

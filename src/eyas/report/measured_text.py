@@ -114,6 +114,7 @@ def _engine(console: Console, part: Mapping[str, Any]) -> None:
     _differences(console, mapping(part.get("lossless")))
     for row in rows(part.get("speed")):
         _speed(console, row)
+    _sets(console, mapping(part.get("sets")), rows(part.get("speed")))
     _located(console, mapping(part.get("locate")))
     _captured(console, mapping(part.get("capture")))
     for text in items(part.get("notes")):
@@ -152,6 +153,18 @@ def _speed(console: Console, row: Mapping[str, Any]) -> None:
                               for what, d in (("first token", first), ("per token", each), ("gap", gap)))  # fmt: skip
             rate = f"{whole(row.get('concurrency'))} at once, {label}: {fixed(said.get('tokens_per_s'), 1)} tokens/s"
             console.print(f"  {rate}; ms p50/p95/p99: {shown}", style="dim")
+
+
+def _sets(console: Console, sets: Mapping[str, Any], speeds: list[Mapping[str, Any]]) -> None:
+    if len(sets) < 2:
+        return
+    shown = []
+    for name, said in sets.items():
+        rates = [f"{fixed(mapping(mapping(row.get('sets')).get(name)).get('speedup'), 2)} times as fast"
+                 + (f" with {whole(row.get('concurrency'))} at once" if len(speeds) > 1 else "")
+                 for row in speeds if mapping(mapping(row.get("sets")).get(name)).get("speedup")]  # fmt: skip
+        shown.append(", ".join([f"{words(name)} τ {fixed(mapping(said).get('tau'))}", *rates]))
+    console.print(f"  By set: {'; '.join(shown)}.")
 
 
 def _located(console: Console, said: Mapping[str, Any]) -> None:
