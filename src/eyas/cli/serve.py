@@ -178,11 +178,11 @@ def _models(launch: Launch) -> dict[str, Any]:
 
 
 def _serve(launch: Launch, force: bool, wait: float, as_json: bool) -> None:
-    from eyas.engines.serving import environment
+    from eyas.engines.environment import required
     from eyas.serve import running
     from eyas.serve.check import check
 
-    environment(launch.engine)  # first of all: without it nothing else matters
+    required(launch.engine)  # first of all: without it nothing else matters
     for line in check(launch, force=force):
         click.echo(f"note: {line}", err=True)
     enough = threading.Event()

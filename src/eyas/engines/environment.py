@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import EyasError
+from ..errors import BadInput, EyasError
 
 READY = "ready.json"
 LOG = "setup.log"
 LOADERS = Path(__file__).with_name("loaders")
+SCRIPTS = Path(__file__).with_name("servers")
+"""Of what serves or records under an engine's own Python."""
 _MARK = "REPORT "
 
 
@@ -130,3 +132,11 @@ def ready(engine: str) -> Environment | None:
 
     known = recipe(engine)
     return ready_in(engine_folder(known.engine, known.version), known.digest())
+
+
+def required(engine: str) -> Environment:
+    """The same. Raises BadInput where it was not set up here, or is no engine's name."""
+    found = ready(engine)
+    if found is None:
+        raise BadInput(f"{engine} is not set up on this machine; run `eyas engines setup {engine}` first")
+    return found

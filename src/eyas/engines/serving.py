@@ -18,18 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadInput, EyasError
-from .environment import Environment, ready
-
-SCRIPTS = Path(__file__).parent / "servers"
+from ..errors import EyasError
+from .environment import SCRIPTS, Environment, required
 
 
 def environment(engine: str) -> Environment:
     """The engine's environment. Raises BadInput where it was not set up here."""
-    found = ready(engine)
-    if found is None:
-        raise BadInput(f"{engine} is not set up on this machine; run `eyas engines setup {engine}` first")
-    return found
+    return required(engine)
 
 
 def answers(

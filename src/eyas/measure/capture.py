@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..doctor.features_audit import SAME
-from ..engines.serving import SCRIPTS, environment
+from ..engines.environment import SCRIPTS, required
 
 PROMPTS = 4
 SKIPPED = 2  # first rows, whose states hold a huge number of their own
@@ -40,7 +40,7 @@ def captured(
         file, out = Path(scratch) / "prompts.json", Path(scratch) / "states.safetensors"
         file.write_text(json.dumps([list(p) for p in prompts]))
         more: list[str | Path] = ["--out", out, "--speculative", json.dumps(given)]
-        environment("vllm").run(SCRIPTS / "capture_vllm.py", [target, draft, file, *more], timeout=1800)
+        required("vllm").run(SCRIPTS / "capture_vllm.py", [target, draft, file, *more], timeout=1800)
         tensors = load_file(out)
     return [(tensors[f"ids.{n}"], tensors[f"states.{n}"]) for n in range(len(prompts))]
 

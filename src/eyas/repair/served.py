@@ -37,6 +37,8 @@ def served(
     launch = Launch(engine, target, draft, K)
     questions = questions_of(target, {"doctor": asked}, launch.context - TOKENS - K - 1)
     part = with_engine(launch, questions, how, plain=False, tell=tell)
+    if part["interrupted"]:
+        raise KeyboardInterrupt
     said = part["acceptance"]
     if part["errors"] or said is None:
         raise EyasError(
@@ -50,8 +52,6 @@ def served(
 
 def check_engine(engine: str) -> None:
     """Raise BadInput where the engine cannot be asked here: before minutes of trials."""
-    from ..engines.serving import environment
-    from ..engines.setup import recipe
+    from ..engines.environment import required
 
-    recipe(engine)
-    environment(engine)
+    required(engine)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engines.environment import Environment
-from ..engines.serving import SCRIPTS
+from ..engines.environment import SCRIPTS, Environment
 from ..target.facts import TargetFacts
 from .launch import Launch
 

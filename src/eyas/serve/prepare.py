@@ -21,8 +21,7 @@ from typing import Any
 from .._version import __version__
 from ..artifacts import atomic_dir, atomic_write_json, remove_leftovers, sha256_file, sha256_json
 from ..draft.headers import read_header
-from ..engines.environment import cache_root, read_json
-from ..engines.serving import environment
+from ..engines.environment import cache_root, read_json, required
 from ..errors import BadInput, EyasError
 from .command import Inputs
 from .explain import explained
@@ -87,7 +86,7 @@ def wanted_target(launch: Launch, target: Path, version: str) -> Wanted:
 def _target(launch: Launch, target: Path, tell: Tell) -> Path:
     if not (target / "config.json").is_file():
         raise BadInput(f"--target {target} has no config.json, so it cannot be converted for {launch.engine}")
-    found = environment(launch.engine)
+    found = required(launch.engine)
     wanted = wanted_target(launch, target, found.version)
 
     def work(out: Path) -> None:
@@ -118,7 +117,7 @@ def _draft(launch: Launch, target: Path, draft: Path, tell: Tell) -> Path:
     from ..export import export_draft
     from ..export.convert import convert
 
-    wanted = wanted_draft(launch, target, draft, environment(launch.engine).version)
+    wanted = wanted_draft(launch, target, draft, required(launch.engine).version)
     source = hugging_face(target)
 
     def work(out: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..engines.serving import environment
+from ..engines.environment import required
 from ..errors import EyasError
 from .check import target_facts
 from .command import cache_gib, here, variables
@@ -66,7 +66,7 @@ def running(launch: Launch, tell: Tell = lambda _: None, wait: float = 900.0) ->
 
 
 def _start(launch: Launch, tell: Tell, wait: float, stack: contextlib.ExitStack) -> Server:
-    found = environment(launch.engine)
+    found = required(launch.engine)
     free_port(launch.host, launch.port)  # before anything is converted
     inputs = prepared(launch, tell)
     gib = cache_gib(launch, target_facts(launch))
