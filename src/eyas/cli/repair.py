@@ -47,9 +47,7 @@ finding, the plan or an operation's precondition does not hold.
 @click.option("--reference", type=click.Path(path_type=Path),
               help="A copy that is right: draft directory, d2t.pt, d2t.npy or vocab_mapping.pt.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Without evidence, or though it is no better; the journal says so.")
-@click.option(
-    "--serve", multiple=True, metavar="ENGINE", help="Let a real engine serve the result, and count."
-)
+@click.option("--serve", multiple=True, metavar="ENGINE", help="Let a real engine serve the result, and count.")
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Of each diagnosis.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--trust-remote-code", is_flag=True, help="Run code that the target's folder brings along.")
