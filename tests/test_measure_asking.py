@@ -16,7 +16,7 @@ import pytest
 
 from eyas.errors import BadInput
 from eyas.measure.asking import INTERRUPTED, MOST_FAILURES, How, Question, Run, ask_all
-from eyas.serve.client import Failed
+from eyas.serve.events import Failed
 from fake_engines import CUT, Engine, Raw, Request, tokens
 
 HOW = How(max_tokens=8, timeout=5.0)

@@ -22,7 +22,8 @@ from eyas.measure.engine import compared
 from eyas.measure.lossless import compare
 from eyas.measure.running import with_url
 from eyas.measure.server import Passes, numbers, run
-from eyas.serve.client import Failed, Reply
+from eyas.serve.client import Reply
+from eyas.serve.events import Failed
 from eyas.target.model import Target
 from fake_engines import CUT, Engine, K, rounds, tokens
 

@@ -18,8 +18,9 @@ import pytest
 
 import eyas.engines.servers as servers
 from eyas.errors import BadInput
-from eyas.serve.client import Client, Failed, Reply
+from eyas.serve.client import Client, Reply
 from eyas.serve.dialects import DIALECTS
+from eyas.serve.events import Failed
 from fake_engines import (
     CUT,
     DONE,
@@ -283,7 +284,7 @@ def test_events_of_the_wrong_shape(engine: str, value: dict[str, Any]):
 
 
 def test_an_event_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("eyas.serve.client.LONGEST_EVENT", 100_000)
+    monkeypatch.setattr("eyas.serve.events.LONGEST_EVENT", 100_000)
     failed = failing(answering(b"data: {", *[b"x" * 10_000] * 1000))
     assert failed.kind == "garbled" and "100,000 bytes" in str(failed)
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..serve.client import Client, Failed, Reply
+from ..serve.client import Client, Reply
+from ..serve.events import Failed
 
 MOST_FAILURES = 3
 """In a row: then nobody is asked any more."""

@@ -9,34 +9,19 @@ Nothing is asked twice here: a request that fails is a `Failed` that says how.  
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from ..errors import BadInput, EyasError
+from ..errors import BadInput
 from .dialects import DIALECTS, Asked, Dialect, Said
+from .events import SHOWN, Failed, beginning, events, plain, refusal
 
 CONNECT = 10.0
-LONGEST_EVENT = 16 << 20
-SHOWN = 300  # characters of what a server says
-
-
-class Failed(EyasError):
-    """A request that got no whole answer.
-
-    kind: gone (nobody listens, or the connection ended before the answer did), silent (no event for `timeout` seconds),
-    refused (HTTP 4xx), broken (HTTP 5xx, or an error amidst an answer), garbled (an answer that is no answer).
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -116,7 +101,7 @@ class Client:
             if self.engine is None:
                 makers = {str(m.get("owned_by")).lower() for m in rows}
                 self.engine = next((name for name in DIALECTS if name in makers), None) or await self._by_health()
-            names = [_plain(str(m["id"])) for m in rows if "id" in m]
+            names = [plain(str(m["id"])) for m in rows if "id" in m]
             if self.model is None and self.engine in ("vllm", "sglang", "llamacpp"):
                 if len(names) > 1:
                     raise BadInput(f"{self.url} serves {', '.join(names)}: name the one that is meant (--model)")
@@ -143,8 +128,8 @@ class Client:
         try:
             async with self._http.stream("POST", self.url + dialect.path, json=dialect.body(asked)) as response:
                 if response.status_code != 200:
-                    raise _status(response, dialect.path, await _beginning(response))
-                async for event in _events(response, self.timeout):
+                    raise refusal(response, dialect.path, await beginning(response))
+                async for event in events(response, self.timeout):
                     said = _said(dialect, event)
                     new, fresh, text = _new(said, reply.tokens, text)
                     reply.tokens += new
@@ -165,7 +150,7 @@ class Client:
             why = str(error) or type(error).__name__
             raise Failed("gone", f"{self.url}: {what} ({why}) after {reply.count} tokens") from error
         except httpx.HTTPError as error:  # content that cannot be decoded
-            raise Failed("garbled", f"{self.url}{dialect.path}: {_plain(str(error))}") from error
+            raise Failed("garbled", f"{self.url}{dialect.path}: {plain(str(error))}") from error
         finally:
             reply.seconds = time.perf_counter() - begun
         if not reply.count:
@@ -200,7 +185,7 @@ class Client:
         except httpx.HTTPError as error:
             raise Failed("gone", f"{self.url}: nobody answers ({error}); is a server running there?") from error
         if response.status_code in (401, 403) or response.status_code >= 500:
-            raise _status(response, path, response.text)
+            raise refusal(response, path, response.text)
         try:
             return response.json() if response.status_code == 200 else None
         except (ValueError, RecursionError):
@@ -233,70 +218,16 @@ def _here(url: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
-async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end with a newline and nothing else: JSON may hold all other separators that Unicode knows.
-
-    What follows the last newline is left out: it is an event that was cut off.
-    """
-    rest = bytearray()
-    async for part in response.aiter_bytes():
-        *whole, last = part.split(b"\n")
-        for line in whole:
-            yield bytes(rest + line)
-            rest.clear()
-        rest += last
-        if len(rest) > LONGEST_EVENT:
-            raise Failed("garbled", f"an event of more than {LONGEST_EVENT:,} bytes is no part of an answer")
-
-
-async def _events(response: httpx.Response, patience: float) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON objects of a stream of server-sent events. TimeoutError after `patience` seconds without one."""
-    lines = _lines(response)
-    while True:
-        async with asyncio.timeout(patience):  # never across a yield, where it would end somebody else's work
-            event = await _event(lines)
-        if event is None:
-            return
-        yield event
-
-
-async def _event(lines: AsyncGenerator[bytes, None]) -> Mapping[str, Any] | None:
-    """The next one; None at the end. Comments, `event:` lines and [DONE] say nothing."""
-    async for line in lines:
-        field, _, value = line.strip().partition(b":")
-        value = value.strip()
-        if field == b"error":
-            raise _told(value.decode("utf-8", "replace"))
-        if field != b"data" or value in (b"", b"[DONE]"):
-            continue
-        try:
-            event = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise Failed("garbled", f"an event that is not JSON: {_plain(repr(value[:100]))}") from error
-        if not isinstance(event, Mapping):
-            raise Failed("garbled", f"an event that is no object: {_plain(repr(value[:100]))}")
-        if event.get("error"):
-            raise _told(event["error"])
-        return event
-    return None
-
-
-def _told(error: Any) -> Failed:
-    """The engines' errors are objects with a message, or a text."""
-    message = error.get("message") if isinstance(error, Mapping) else None
-    return Failed("broken", f"the server says: {_plain(str(message or error))}")
-
-
 def _said(dialect: Dialect, event: Mapping[str, Any]) -> Said:
     try:
         said = dialect.read(event)
     except (TypeError, AttributeError, LookupError) as error:
-        raise Failed("garbled", f"an event that no {dialect.engine} sends: {_plain(str(event), 100)}") from error
+        raise Failed("garbled", f"an event that no {dialect.engine} sends: {plain(str(event), 100)}") from error
     right = isinstance(said.text, str) and isinstance(said.finish, str) and isinstance(said.counts, Mapping)
     if not right:
-        raise Failed("garbled", f"an event that no {dialect.engine} sends: {_plain(str(event), 100)}")
+        raise Failed("garbled", f"an event that no {dialect.engine} sends: {plain(str(event), 100)}")
     if said.finish in ("abort", "error"):
-        raise Failed("broken", f"the server broke the answer off: {_plain(str(event), SHOWN)}")
+        raise Failed("broken", f"the server broke the answer off: {plain(str(event), SHOWN)}")
     return said
 
 
@@ -315,36 +246,3 @@ def _new(said: Said, tokens: list[int], text: str) -> tuple[list[int], str, str]
     if not said.text.startswith(text):  # half a character at the end became a whole one
         same = next((i for i, (a, b) in enumerate(zip(text, said.text, strict=False)) if a != b), len(said.text))
     return list(said.tokens[before:]), said.text[same:], said.text
-
-
-async def _beginning(response: httpx.Response) -> str:
-    """The beginning of a body, however long it is."""
-    found = b""
-    async for part in response.aiter_bytes():
-        found += part
-        if len(found) > 4 * SHOWN:
-            break
-    return found.decode("utf-8", "replace")
-
-
-def _status(response: httpx.Response, path: str, body: str) -> Failed:
-    code = response.status_code
-    kind = "broken" if code >= 500 else "refused"
-    said = _plain(_message(body))
-    return Failed(kind, f"{response.url.host}:{response.url.port}{path} answers {code} {response.reason_phrase}"
-                        f"{': ' + said if said else ''}")  # fmt: skip
-
-
-def _message(body: str) -> str:
-    """What an error's body says: the engines' are objects with error.message, or a message."""
-    try:
-        values = json.loads(body)
-        inner = values.get("error", values)
-        return str(inner.get("message") or body) if isinstance(inner, Mapping) else str(inner)
-    except (ValueError, AttributeError, RecursionError):
-        return body
-
-
-def _plain(text: str, limit: int = SHOWN) -> str:
-    """One printable line: what a server says ends up in a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]
