@@ -19,9 +19,9 @@ from doctoring import patient_of, save
 from eyas.cli import main
 from eyas.cli import measure as verb
 from eyas.errors import BadInput, EyasError
-from eyas.measure import engine as starting
 from eyas.measure import locate as locating
 from eyas.measure import questions as asking
+from eyas.measure import whole as starting
 from eyas.measure.asking import Question
 from eyas.measure.measured import of_file
 from eyas.measure.running import with_url
@@ -80,7 +80,6 @@ def asked(target: Path, prompts: Path) -> list[Question]:
         (["--log", "x", "--engine", "vllm"], 2, "--log reads a file and asks nobody"),
         (["--log", "nowhere.log"], 2, "is no file"),
         (["--url", "http://h:1", "--engine", "vllm", "--engine", "sglang", "--target", "t"], 2, "--url is one server"),
-        (["--url", "http://h:1"], 2, "--target is needed"),
         (["--engine", "vllm", "--target", "t"], 2, "--engine serves a DRAFT"),
         (["--url", "http://h:1", "--target", "t", "--concurrency", "1,1"], 2, "different whole numbers"),
         (["--url", "http://h:1", "--target", "t", "--concurrency", "0"], 2, "different whole numbers"),

@@ -5,7 +5,6 @@ eyas measure DRAFT --target T --engine vllm                  # pytest tests/test
 
 from __future__ import annotations
 
-import datetime
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -44,7 +43,12 @@ Exit codes: 0 measured; 1 only a part was (what there is, is written), or --stri
 
 @click.command("measure", help=HELP, short_help="What does a real server accept, and where does it fall short?")
 @click.argument("draft", required=False, type=click.Path(path_type=Path))
-@click.option("--target", help="Folder, .gguf file, hub id or 'smollm2': its tokenizer, and what is replayed.")
+@click.option(
+    "--target",
+    default="smollm2",
+    show_default=True,
+    help="Folder, .gguf file, hub id or 'smollm2': its tokenizer, and what is replayed.",
+)
 @click.option(
     "--engine", "engines", multiple=True, metavar="NAME", help="vllm, sglang, llamacpp or openvino; repeatable."
 )
@@ -79,7 +83,7 @@ Exit codes: 0 measured; 1 only a part was (what there is, is written), or --stri
 @click.option("--fail-below", type=float, metavar="TAU", help="Exit code 1 unless every τ is at least TAU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    draft: Path | None, target: str | None, engines: tuple[str, ...], url: str | None, log: Path | None,
+    draft: Path | None, target: str, engines: tuple[str, ...], url: str | None, log: Path | None,
     as_json: bool, out: Path | None, strict: bool, fail_below: float | None, **given: Any,
 ) -> None:  # fmt: skip
     if log is not None and (engines or url is not None):
@@ -91,8 +95,6 @@ def command(
         raise click.UsageError("give one of --engine (started here), --url (a server that runs) and --log (a file)")
     if url is not None and len(engines) > 1:
         raise click.UsageError("--url is one server: --engine names what runs there, once")
-    if target is None:
-        raise click.UsageError("--target is needed: prompts are sent as its token ids")
     if url is None and draft is None:
         raise click.UsageError("--engine serves a DRAFT: name its directory")
     result = _measured(draft, target, engines, url, out, given)
@@ -113,139 +115,32 @@ def command(
 def _measured(
     draft: Path | None, target: str, engines: Sequence[str], url: str | None, out: Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    """Every part in turn; the file is written after each, so that nothing is lost. Ctrl-C ends it with what there is,
-    and is raised only where there is nothing."""
     from tqdm import tqdm
 
-    from eyas._version import __version__
     from eyas.cli.doctor import teller
     from eyas.draft.files import open_folder
-    from eyas.errors import EyasError
     from eyas.measure.asking import How
-    from eyas.measure.measured import DEFINITION, FORMAT, write
+    from eyas.measure.measured import write
     from eyas.measure.questions import questions_of
-    from eyas.target.source import fingerprint, resolve_target
+    from eyas.measure.whole import Plan, measure
+    from eyas.target.source import resolve_target
 
-    now, levels, words = datetime.datetime.now(datetime.UTC), _levels(given["concurrency"]), _words(given["launch"])
+    levels, words = _levels(given["concurrency"]), _words(given["launch"])
+    if draft is not None:
+        open_folder(draft)  # nobody is asked for minutes about a draft that is not there
     if out is not None:
         _writable(out)
-    if draft is not None and url is not None:
-        open_folder(draft)  # nobody is asked for minutes about a draft that is not there
-    folder, tell = resolve_target(target), teller()
+    plan = Plan(
+        draft, resolve_target(target), tuple(engines), url, given["baseline_url"], given["model"], given["k"],
+        tuple(levels), given["dtype"], given["context_length"], not given["no_baseline"], not given["no_locate"],
+        given["capture"], given["force"], given["wait"], tuple(words), given["training"],
+    )  # fmt: skip
     how = How(given["max_new_tokens"], given["temperature"], not given["stop_at_eos"], 0, given["timeout"])
     sets = read_sets(given["files"], given["names"], given["limit"])
-    questions = questions_of(folder, sets, given["context_length"] - how.max_tokens - given["k"] - 1)
-    result: dict[str, Any] = {
-        "eyas": __version__, "format": FORMAT, "made": now.isoformat(timespec="seconds"),
-        "draft": str(draft) if draft else None, "target": str(folder),
-        "target_as_given": target, "target_fingerprint": fingerprint(folder),
-        "settings": {"k": given["k"], "max_new_tokens": how.max_tokens, "temperature": how.temperature,
-                     "ignore_eos": how.ignore_eos, "concurrency": levels, "dtype": given["dtype"],
-                     "context_length": given["context_length"], "timeout_s": how.timeout,
-                     "prompts": {name: sum(q.set == name for q in questions) for name in sets}},
-        "definition": DEFINITION,
-        "questions": [{"set": q.set, "prompt": q.index, "ids": list(q.ids)} for q in questions],
-        "engines": [], "failed": {}, "interrupted": False, "complete": False,
-    }  # fmt: skip
-
-    def keep() -> None:
-        if out is not None:
-            write(out, result)
-
-    passes = len(levels) * (1 if given["no_baseline"] else 2) * max(1, len(engines))
-    with tqdm(total=passes * len(questions), desc="measure", unit="answer", disable=None, leave=False) as bar:
-        try:
-            for name in engines or ("",):
-                try:
-                    part = _asked(draft, folder, name, url, questions, how, levels, {**given, "words": words}, tell,
-                                  bar.update)  # fmt: skip
-                except EyasError as error:
-                    if len(engines) < 2:
-                        raise
-                    result["failed"][name] = str(error)
-                    continue
-                result["engines"].append(part)
-                keep()
-                if part["interrupted"]:
-                    raise KeyboardInterrupt
-                _looked(draft, folder, part, questions, how, given, tell)
-                keep()
-        except KeyboardInterrupt:
-            if not result["engines"]:
-                raise
-            result["interrupted"] = True
-    broken = result["interrupted"] or result["failed"] or any(part["errors"] for part in result["engines"])
-    result["complete"] = not broken
-    keep()
-    return result
-
-
-def _asked(
-    draft: Path | None, folder: Path, engine: str, url: str | None, questions: Any, how: Any, levels: list[int],
-    given: Mapping[str, Any], tell: Any, on_answer: Any,
-) -> dict[str, Any]:  # fmt: skip
-    """One engine's part: what it answered."""
-    from eyas.measure.engine import with_engine
-    from eyas.measure.running import with_url
-
-    if url is None:
-        from eyas.serve import Launch
-        from eyas.serve.check import check
-
-        launch = Launch(engine, folder, draft, given["k"], dtype=given["dtype"], context=given["context_length"],
-                        requests=max(8, *levels))  # fmt: skip
-        warnings = check(launch, force=given["force"])
-        part = with_engine(launch, questions, how, levels=levels, plain=not given["no_baseline"], wait=given["wait"],
-                           tell=tell, on_answer=on_answer)  # fmt: skip
-        part["warnings"] = warnings
-    else:
-        part = with_url(
-            url, given["baseline_url"], questions, how, levels=levels, engine=engine or None, model=given["model"],
-            k=given["k"], target=folder if given["dtype"] == "float32" else None, on_answer=on_answer,
-        )  # fmt: skip
-        part["command"] = given["words"] or None
-    return part
-
-
-def _looked(
-    draft: Path | None, folder: Path, part: dict[str, Any], questions: Any, how: Any, given: Mapping[str, Any],
-    tell: Any,
-) -> None:  # fmt: skip
-    """Add to a part where it falls, over the prompts that were answered, and what was captured. What cannot be had is
-    among its `errors`: what was measured is not lost for it."""
-    from eyas.engines.launch import options
-    from eyas.errors import EyasError
-    from eyas.measure.locate import locate
-
-    answered = {(a["set"], a["prompt"]) for a in part["answers"] if not a["error"]}
-    asked = [q for q in questions if (q.set, q.index) in answered]
-    if draft is not None and not given["no_locate"] and asked:
-        try:
-            part["locate"] = locate(
-                draft, folder, part["engine"], asked, how, part["k"], part["acceptance"], training=given["training"],
-                launch=options(shlex.join(part["command"] or [])), dtype=given["dtype"], tell=tell,
-            )  # fmt: skip
-        except EyasError as error:
-            part["errors"].append(f"where it falls could not be looked up: {error}")
-    if given["capture"]:
-        part["capture"] = _captured(draft, folder, part, questions, tell)
-
-
-def _captured(draft: Path | None, folder: Path, part: Mapping[str, Any], questions: Any, tell: Any) -> dict[str, Any]:
-    """The states that the engine feeds the draft; `says` alone, and why, where they cannot be had."""
-    from eyas.draft.directory import read_draft
-    from eyas.errors import EyasError
-    from eyas.measure.capture import PROMPTS, captured, compare
-
-    if part["engine"] != "vllm" or draft is None:
-        return {"right": None, "slices": [], "says": "Only vLLM's states of a draft directory can be captured"}
-    tell("capturing the states that vLLM feeds the draft")
-    try:
-        taps = read_draft(draft, folder).conventions.taps
-        pairs = captured(folder, draft, [q.ids for q in questions[:PROMPTS]], part["command"] or ())
-        return compare(pairs, folder, taps)
-    except EyasError as error:
-        return {"right": None, "slices": [], "says": f"No states could be captured: {error}"}
+    questions = questions_of(plan.target, sets, plan.context - how.max_tokens - plan.k - 1)
+    with tqdm(total=plan.passes * len(questions), desc="measure", unit="answer", disable=None, leave=False) as bar:
+        return measure(plan, questions, how, given=target, tell=teller(), on_answer=bar.update,
+                       keep=lambda result: write(out, result) if out is not None else None)  # fmt: skip
 
 
 def _writable(out: Path) -> None:

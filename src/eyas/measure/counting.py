@@ -24,9 +24,6 @@ RULES = {
 OF = {"vllm": WHOLE, "sglang": WHOLE, "llamacpp": FITTING, "openvino": FITTING}
 """The rule by which each engine counts."""
 SERVER, GROUPS = "the server, for this request", "the groups in which tokens came"
-SPARE = {"openvino": 2}
-"""Tokens of what is left that are not drafted, 1 for the target's own where nothing is said. Measured: llama.cpp b11434
-and OpenVINO GenAI 2026.4.1 give the same rounds as the reference under this rule, answer by answer."""
 
 
 @dataclass(frozen=True)
@@ -145,27 +142,29 @@ def _completed(reply: Reply, rounds: int, accepted: int) -> tuple[int, ...]:
 def _timings(reply: Reply) -> Rounds | None:
     """Rounds = tokens - accepted, prefill's token apart: each emits its accepted drafts and one token of the target.
 
-    OpenVINO's server counts them as well; where the two contradict each other, neither is believed.
+    OpenVINO's server says the rounds, and each comes as a group; what it calls accepted leaves out the last round of an
+    answer. Where what is said contradicts itself, nothing is believed.
     """
-    accepted, tokens = _number(reply.counts, "draft_n_accepted"), _number(reply.counts, "predicted_n")
-    if accepted is None or tokens is None or tokens - 1 - accepted <= 0:
+    said, tokens = _number(reply.counts, "draft_n_accepted"), _number(reply.counts, "predicted_n")
+    if said is None or tokens is None or tokens - 1 - said <= 0:
         return None
-    rounds, drafted = tokens - 1 - accepted, _number(reply.counts, "draft_n")
-    if _number(reply.counts, "rounds") not in (None, rounds) or (drafted is not None and drafted < accepted):
+    rounds, drafted = _number(reply.counts, "rounds"), _number(reply.counts, "draft_n")
+    accepted = said if rounds is None else tokens - 1 - rounds
+    if rounds == 0 or accepted < said or (drafted is not None and drafted < accepted):
         return None
-    return Rounds(rounds, accepted, FITTING, SERVER)
+    each = _by_chunk(reply) if rounds is not None else ()  # () for one group, as sampled answers come
+    if each and (len(each) != rounds or said not in (accepted, accepted - each[-1])):
+        return None
+    return Rounds(tokens - 1 - accepted, accepted, FITTING, SERVER, each)
 
 
-def fitting(engine: str, begun: Sequence[int], accepted: Sequence[int], limit: int) -> tuple[int, int]:
+def fitting(begun: Sequence[int], accepted: Sequence[int], limit: int) -> tuple[int, int]:
     """(rounds, accepted) of an engine that drafts no more than fits, from the rounds of one that always drafts k.
 
-    begun: tokens of the answer before each round; limit: of an answer. Where fewer are drafted than would have been
-    accepted and a token is still wanted, one more round follows, which drafts nothing.
+    begun: tokens of the answer before each round; limit: of an answer, whose last token is the target's own. Measured:
+    llama.cpp b11434 and OpenVINO GenAI 2026.4.1 give the same rounds as the reference under this rule.
     """
-    spare = SPARE.get(engine, 1)
-    kept = [min(a, max(0, limit - b - spare)) for b, a in zip(begun, accepted, strict=True)]
-    more = sum(n < a and b + n + 1 < limit for b, a, n in zip(begun, accepted, kept, strict=True))
-    return len(kept) + more, sum(kept)
+    return len(begun), sum(min(a, limit - b - 1) for b, a in zip(begun, accepted, strict=True))
 
 
 def in_all(parts: Sequence[Rounds], k: int) -> dict[str, Any]:
