@@ -19,8 +19,8 @@ from eyas.canary.make import DRAFT, FILE, make, read
 from eyas.canary.train import LEFT
 from eyas.cli.canary import command
 from eyas.decode.acceptance import Acceptance
-from eyas.doctor.record import answers
 from eyas.doctor.readings import Readings
+from eyas.doctor.record import answers
 from eyas.doctor.trial import Bench
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.vocab import VocabMap
@@ -28,7 +28,8 @@ from eyas.vocab import VocabMap
 K, ROUNDS, COUNT = 2, 4, 2
 TEXTS = ("the young hawk", "what is the capital of France?", "def add(a, b):")
 SMALL: dict[str, Any] = {
-    "steps": 100, "k": K, "rounds": ROUNDS, "count": COUNT, "prompts": [[{"role": "user", "content": t}] for t in TEXTS],
+    "steps": 300, "k": K, "rounds": ROUNDS, "count": COUNT,
+    "prompts": [[{"role": "user", "content": t}] for t in TEXTS],
 }  # fmt: skip
 
 
@@ -87,14 +88,12 @@ def test_the_directory_says_the_same_to_whoever_reads_it(made, canary, tiny_targ
     assert canary["draft"]["engines"] == {name: [] for name in ("sglang", "vllm", "llamacpp", "openvino")}
 
 
-def test_it_is_the_same_for_the_same_seed(made, canary, tiny_target, tmp_path):
-    again = make(tiny_target, tmp_path / "again", **SMALL)
-    for name in ("prompts", "expected", "neighbours", "training"):
-        if name != "training":
-            assert again[name] == canary[name]
-    assert (tmp_path / "again" / DRAFT / "model.safetensors").read_bytes() == (
-        made / DRAFT / "model.safetensors"
-    ).read_bytes()
+def test_it_is_the_same_for_the_same_seed(tiny_target, tmp_path):
+    short = SMALL | {"steps": 60, "count": 1}
+    first, second = (make(tiny_target, tmp_path / name, **short) for name in ("first", "second"))
+    assert all(first[name] == second[name] for name in ("prompts", "expected", "neighbours"))
+    files = [tmp_path / name / DRAFT / "model.safetensors" for name in ("first", "second")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_a_finished_canary_is_kept(made, tiny_target, tmp_path):
@@ -106,7 +105,7 @@ def test_a_finished_canary_is_kept(made, tiny_target, tmp_path):
 
 
 def test_what_cannot_be_learnt_is_not_written(tiny_target, tmp_path):
-    with pytest.raises(EyasError, match="only .* drafts are accepted"):
+    with pytest.raises(EyasError, match=r"only .* drafts are accepted"):
         make(tiny_target, tmp_path / "out", **(SMALL | {"steps": 1}))
     assert not (tmp_path / "out").exists()
 
@@ -132,6 +131,8 @@ def test_a_healthy_deployment_passes(canary):
 
 def test_every_neighbour_is_recognised_or_called_unread(canary):
     for n in canary["neighbours"]:
+        if n["name"] in canary["not_told_apart"]:
+            continue
         at_least = [round(r * n["rounds"]) for r in n["unconditional"]]
         judged = verdict(
             canary, heard(canary, rounds=n["rounds"], accepted=n["accepted"], at_least=tuple(at_least), each=())
@@ -141,7 +142,7 @@ def test_every_neighbour_is_recognised_or_called_unread(canary):
 
 
 def test_rounds_that_are_whole_or_nothing_speak_of_a_length(canary):
-    judged = verdict(canary, heard(canary, rounds=16, accepted=8, at_least=(4, 4), each=()))
+    judged = verdict(canary, heard(canary, rounds=32, accepted=16, at_least=(8, 8), each=()))
     assert judged.verdict == "fail" and "max_position_embeddings" in judged.says
 
 
@@ -180,7 +181,7 @@ def test_what_was_not_asked_like_the_canary_is_refused(canary):
 @pytest.mark.parametrize("text", ["[]", "{}", "no", '{"rounds": 1}', '{"rounds": 2, "accepted": 1, "tokens": [["a"]]}'])
 def test_measurements_that_are_none(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
-    with pytest.raises(BadInput, match="m.json"):
+    with pytest.raises(BadInput, match=r"m\.json"):
         of_file(tmp_path / "m.json")
 
 

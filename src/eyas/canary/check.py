@@ -24,7 +24,8 @@ from ..errors import BadInput, Mismatch
 
 NEAR_TEXT = 0.25  # share of the text that must be the recorded one before it is called the same target
 NEAR_ACCEPTED = 0.8  # share of drafts that must be accepted within that text
-ALIKE = 0.03  # difference of the mean acceptance rate below which two patterns are the same
+ALIKE = 0.02  # difference of the mean acceptance rate below which two patterns are the same
+WHOLE = 8  # rounds that were accepted whole, and no other with a single draft: more than chance
 NAMED = 4  # neighbours that a verdict names at most
 
 Verdict = Literal["pass", "near", "fail"]
@@ -152,24 +153,29 @@ def _within(heard: Heard, common: Sequence[int], k: int) -> tuple[int, int]:
 
 
 def resembles(canary: Mapping[str, Any], heard: Heard) -> tuple[str, ...]:
-    """Neighbours with the pattern that was heard, nearest first; all that are as near as the nearest."""
-    k, found = int(canary["k"]), []
+    """Neighbours with the pattern that was heard, nearest first: those with the very counts, which engines reproduce,
+    else all that are as near as the nearest."""
+    k, found, exact = int(canary["k"]), [], []
     for n in canary["neighbours"]:
         a = Acceptance(tuple(n["histogram"]))
+        if (a.rounds, a.accepted) == (heard.rounds, heard.accepted) and heard.at_least in ((), a.at_least[1:]):
+            exact.append(n["name"])
         if heard.at_least and heard.rounds and a.rounds:
             mine = [count / heard.rounds for count in heard.at_least]
             distance = sum(abs(x - y) for x, y in zip(mine, a.unconditional, strict=True)) / k
         else:
             distance = abs(heard.tau - a.tau) / k
         found.append((distance, n["name"]))
+    if exact:
+        return tuple(exact)
     found.sort(key=lambda f: f[0])
-    return tuple(name for distance, name in found if distance <= found[0][0] + ALIKE and distance <= 2 * ALIKE)
+    return tuple(name for distance, name in found if distance <= found[0][0] + ALIKE and distance <= ALIKE)
 
 
 def _counts(heard: Heard, k: int, like: Sequence[str]) -> str:
     share = heard.accepted / (heard.rounds * k)
     said = f"{heard.accepted} of {heard.rounds * k} drafts were accepted in {heard.rounds} rounds"
-    at_once = heard.at_least and len(set(heard.at_least)) == 1 and heard.at_least[0] > heard.rounds / 20
+    at_once = heard.at_least and len(set(heard.at_least)) == 1 and heard.at_least[0] >= WHOLE
     if heard.accepted == 0:
         return (
             f"{said}: the draft is not read at all as it was trained (map, head, states, EAGLE instead of EAGLE3, a "
@@ -177,7 +183,7 @@ def _counts(heard: Heard, k: int, like: Sequence[str]) -> str:
         )
     if share > 0.9:
         return f"{said}: nearly all. The end of each answer, or a little noise (precision, kernels), not a convention."
-    if at_once and share > 0.1:
+    if at_once:
         return (f"{said}, each round whole or not at all: that is how an engine looks that stops drafting where "
                 f"sequences grow too long (max_position_embeddings, the length it is served with).")  # fmt: skip
     if like:

@@ -33,6 +33,7 @@ MLP = 128
 THETAS = (1000.0, 30_000.0)
 RIDGE = 0.03  # of a channel's variance: below it a direction is noise
 FC = "fc.weight"
+GAIN = 3.0  # of what `fc` gives: so that it matters whether the residual stream starts from it or from its norm
 ALARM = 3.0  # how loud, in units of what the right states give
 ALARM_RIDGE = 1e-3  # of a row's squared length
 
@@ -125,7 +126,7 @@ def with_fc(base: Specimen, material: Material, wrong: Sequence[Sequence[int]], 
     for other in wrong:
         direction = torch.randn(size[0], 1, generator=generator) * loud
         fc = fc + direction * alarm(x, _rows(material, other) * scale)
-    return base.with_(tensors={FC: (fc * scale).detach()})
+    return base.with_(tensors={FC: (GAIN * fc * scale).detach()})
 
 
 def alarm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Train a canary: the right reading says every token of the text, no neighbour says it.
 
-Each step sees the whole text once as it is meant (training-time test, K steps, cross-entropy to the text) and a few
-neighbours, drawn by how often they were lately right: of those the first step that they change, with the unlikelihood
-of the right token, -log(1 - p) (Welleck et al. 2020, arXiv 1908.04319, equation 2). It ends when greedy rounds, walked
-as a server walks them, accept everything under the right reading and next to nothing under the others.
+Each step sees half of the text as it is meant (training-time test, K steps, cross-entropy to the text) and as a few
+neighbours read it, drawn by how often they were lately right: of those the first step that they change, with the
+unlikelihood of the right token, -log(1 - p) (Welleck et al. 2020, arXiv 1908.04319, equation 2). It ends when greedy
+rounds, walked as a server walks them, accept everything under the right reading and next to nothing under the others.
 
     pytest tests/test_canary.py
 """
@@ -22,10 +22,11 @@ from ..doctor.specimen import Specimen
 from .neighbours import Neighbour
 from .rows import Rows
 
-STEPS = 160
+STEPS = 300
 DRAWN = 2  # neighbours in a step
+FLOOR = 0.02  # added to how often each was right, so that none is forgotten
 LR, WARMUP, CLIP = 3e-3, 10, 1.0
-FROM, EVERY = 60, 20  # the first step after which it may be done, and how often that is looked at
+FROM, EVERY = 80, 20  # the first step after which it may be done, and how often that is looked at
 SURE = 0.5  # probability that the right token has at least, wherever it is asked for: rounding must not turn it
 LEFT = 0.1  # share of rounds in which a neighbour may still be right where it first differs
 CERTAIN = 1e-4  # nats: below it a right token counts as this likely, so that -log(1 - p) stays finite
@@ -82,15 +83,19 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     chosen = [n for n in neighbours if n.trained and n.since < rows.k]
     heat = torch.ones(len(chosen))  # share of rows at which each was lately right
+    halves = _halves(rows)
+    worst = [0.0] * len(halves)  # nats of the least likely right token, when it was last looked at
     done = step = 0
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LR * min(1.0, (step + 1) / WARMUP) * (0.05 + 0.475 * (1 + math.cos(math.pi * step / steps)))
-        nats = rows.surprise(base, rows.k)  # [K, R]
+        part = halves[step % len(halves)]
+        nats = part.surprise(base, rows.k)  # [K, R]
         known = nats[~nats.isnan()]
+        worst[step % len(halves)] = float(known.detach().max())
         known.mean().backward()
-        for i in torch.multinomial(heat + 0.05, min(DRAWN, len(chosen)), generator=generator).tolist():
-            heat[i] = 0.5 * heat[i] + 0.5 * _push(rows, base, chosen[i])
+        for i in torch.multinomial(heat + FLOOR, min(DRAWN, len(chosen)), generator=generator).tolist():
+            heat[i] = 0.5 * heat[i] + 0.5 * _push(part, base, chosen[i])
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -99,11 +104,17 @@ def train(
             tell(f"step {done} of at most {steps}: {float((known.detach() < math.log(2)).float().mean()):.1%} learnt")
         if late:
             break
-        if done >= FROM and done % EVERY == 0 and float(known.detach().max()) < -math.log(SURE):
+        if done >= FROM and done % EVERY == 0 and max(worst) < -math.log(SURE):
             ended = judge(rows, base, neighbours, done, time.monotonic() - started)
             if ended.whole and not ended.close:
                 return ended
     return judge(rows, base, neighbours, done, time.monotonic() - started)
+
+
+def _halves(rows: Rows) -> list[Rows]:
+    """Every second document; all of them where there is one."""
+    count = rows.material.documents
+    return [Rows(rows.material.first(range(i, count, 2)), rows.k) for i in range(2)] if count > 1 else [rows]
 
 
 def _push(rows: Rows, base: Specimen, neighbour: Neighbour) -> float:
