@@ -6,6 +6,10 @@ pytest -q tests
 from __future__ import annotations
 
 import os
+import signal
+
+# A job in the background of a shell starts with Ctrl-C ignored, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any import of torch or transformers reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
