@@ -8,9 +8,6 @@ from __future__ import annotations
 import os
 import signal
 
-# A job in the background of a shell starts with Ctrl-C ignored, and so would all that tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # Before any import of torch or transformers reads them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from pathlib import Path
 
 import pytest
+
+# A job in the background of a shell starts with Ctrl-C ignored, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHATML = (
     "{% for message in messages %}"
