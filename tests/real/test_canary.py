@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from targets import moved
 
-from eyas.canary.check import Heard, Judged, verdict
+from eyas.canary.check import Judged, verdict
 from eyas.canary.make import DRAFT, make, read
 from eyas.canary.served import served
-from eyas.engines import serving
 from eyas.target.source import resolve_target
 
 pytestmark = pytest.mark.engine
@@ -51,12 +51,9 @@ def edited(made: Path, out: Path, edit: Edit, drop: str = "") -> Path:
     return out
 
 
-def asked(engine: str, made: Path, target: Path, draft: Path, scratch: Path) -> Judged:
+def asked(engine: str, made: Path, target: Path, draft: Path, **how: Any) -> Judged:
     canary = read(made)
-    said = serving.answers(engine, target, draft, [p["ids"] for p in canary["prompts"]], scratch, canary["k"],
-                           canary["tokens"])  # fmt: skip
-    judged = verdict(canary, Heard(int(said["rounds"]), int(said["accepted"]), tuple(map(int, said["at_least"])),
-                                   tuple(map(tuple, said["tokens"])), engine=engine))  # fmt: skip
+    judged = verdict(canary, served(canary, engine, target, draft, **how))
     print(f"\n{judged}")
     return judged
 
@@ -94,27 +91,35 @@ FAULTS: dict[str, tuple[Edit, str]] = {
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "openvino"])
 def test_every_engine_passes(engine, made, target):
-    judged = verdict(read(made), served(read(made), engine, target, made / DRAFT))
-    print(f"\n{judged}")
-    assert judged.verdict == "pass"
+    assert asked(engine, made, target, made / DRAFT).verdict == "pass"
 
 
 def test_bfloat16_is_a_near_miss_at_worst(made, target):
-    judged = verdict(read(made), served(read(made), "vllm", target, made / DRAFT, dtype="bfloat16"))
-    print(f"\n{judged}")
+    judged = asked("vllm", made, target, made / DRAFT, dtype="bfloat16")
     assert judged.verdict in ("pass", "near")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_vllm_with_a_fault_does_not_pass(fault, made, target, tmp_path):
     edit, drop = FAULTS[fault]
-    judged = asked("vllm", made, target, edited(made, tmp_path / "draft", edit, drop), tmp_path)
+    judged = asked("vllm", made, target, edited(made, tmp_path / "draft", edit, drop))
     assert judged.verdict == "fail"
     assert judged.tau < 0.7 * judged.expected
 
 
 def test_eagle_instead_of_eagle3_does_not_pass(made, target):
-    canary = read(made)
-    judged = verdict(canary, served(canary, "sglang", target, made / DRAFT,
-                                    extra=("--speculative-algorithm", "EAGLE")))  # fmt: skip
+    judged = asked("sglang", made, target, made / DRAFT, extra=("--speculative-algorithm", "EAGLE"))
     assert judged.verdict == "fail" and judged.accepted == 0
+
+
+ENDS = """{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 4, "max_model_len": 64}"""
+
+
+def test_positions_that_end_in_the_launch_do_not_pass(made, target):
+    config = ENDS.replace("DRAFT", str(made / DRAFT))
+    assert asked("vllm", made, target, made / DRAFT, extra=("--speculative-config", config)).verdict == "fail"
+
+
+def test_another_target_does_not_pass(made, target, tmp_path):
+    """Its weights moved by a tenth of their spread: what a fine-tune does."""
+    assert asked("vllm", made, moved(target, tmp_path / "target"), made / DRAFT).verdict == "fail"

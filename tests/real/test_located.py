@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from targets import moved
 from test_serving import draft, target  # noqa: F401 - fixtures
 
 from eyas.doctor.diagnosis import diagnose
@@ -85,21 +84,8 @@ def test_a_fault_in_the_files_is_found_there(engine, fault, draft, target, tmp_p
 @pytest.mark.parametrize(("engine", "fault"), [(e, f) for e, faults in IN_LAUNCH.items() for f in faults])
 def test_a_fault_of_the_launch_is_not_blamed_on_the_draft(engine, fault, draft, target, tmp_path):  # noqa: F811
     extra = tuple(word.replace("DRAFT", str(draft)) for word in IN_LAUNCH[engine][fault])
-    served = changed(target, tmp_path / "target") if fault == "another target" else target
+    served = moved(target, tmp_path / "target") if fault == "another target" else target
     found = examined(draft, target, Launch(engine, served, draft, K, extra=extra), tmp_path)
     assert found["falls"] == "served"
     assert found["where"] in ("launch", "engine")
     assert found["taus"]["served"] < 0.99 * found["taus"]["as_read"]
-
-
-def changed(target: Path, out: Path) -> Path:  # noqa: F811
-    """A target whose weights went on: what a fine-tune does to a draft that was made before it."""
-    out.mkdir()
-    for file in target.iterdir():
-        if file.suffix == ".safetensors":
-            torch.manual_seed(0)
-            save_file({n: t + 0.1 * t.float().std().to(t.dtype) * torch.randn_like(t) if t.dim() == 2 else t
-                       for n, t in load_file(file).items()}, out / file.name, {"format": "pt"})  # fmt: skip
-        elif file.is_file():
-            (out / file.name).write_bytes(file.read_bytes())
-    return out

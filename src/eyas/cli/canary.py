@@ -97,7 +97,7 @@ def _make(folder: Path, out: Path, budget: str, force: bool, options: dict[str, 
 
 
 def _check_asked(engines: tuple[str, ...], url: str | None, measured: Path | None, extra: tuple[str, ...]) -> None:
-    from eyas.engines.serving import environment
+    from eyas.engines.environment import required
     from eyas.engines.setup import ENGINES
 
     if sum(map(bool, (engines, url, measured))) > 1:
@@ -107,7 +107,7 @@ def _check_asked(engines: tuple[str, ...], url: str | None, measured: Path | Non
     for name in engines:
         if name not in ENGINES:
             raise click.UsageError(f"--engine {name}: choose from {', '.join(ENGINES)}")
-        environment(name)
+        required(name)
 
 
 def _check_fits(canary: dict[str, Any], folder: Path, out: Path, k: int | None) -> None:

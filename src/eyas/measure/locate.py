@@ -30,8 +30,8 @@ ROWS = {
     "served": "served",
 }
 SAYS = {
-    "declared": "Far less than training predicted: the files may say something else than what was trained (`eyas doctor` "
-                "tries what they may have meant), or these prompts are unlike its text",
+    "declared": "Far less than training predicted: the files may say something else than what was trained (`eyas "
+                "doctor` tries what they may have meant), or these prompts are unlike its text",
     "as_read": "The engine reads the directory otherwise than it declares: export it for this engine",
     "served": "The files are right and read rightly; what is served falls short: the launch's flags, the engine, or "
               "the target that it runs",
