@@ -496,6 +496,8 @@ def test_garbage_is_read_or_refused(text: str):
 
 @settings(max_examples=300, deadline=None)
 @given(documents)
+@example({"speculative_num_steps": 0.5, "avg_spec_accept_length": 1})
+@example({"num_spec_steps": 2, "num_accepted_draft_tokens": 0, "acceptance_histogram": [2], "num_spec_tokens": 0.5})
 def test_garbage_in_json_is_read_or_refused(document: Any):
     with contextlib.suppress(BadInput):
         sane(from_metadata(document))

@@ -144,7 +144,7 @@ def _vllm(found: Sequence[Mapping[str, Any]]) -> Served | None:
     said = {"num_spec_steps": rounds, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
             "mean_acceptance_length": 1 + accepted / rounds, "responses": float(len(places))}  # fmt: skip
     reached = _reached(places, ("acceptance_histogram",), rounds)
-    steps = round(limit) if limit else len(reached) or None
+    steps = round(limit or 0) or len(reached) or None
     note = "vLLM counts accepted drafts beyond max_tokens or a stop in each request's last round."
     return counted(Served("vllm", said=said, steps=steps, notes=(note,)), rounds, accepted, drafted, reached)
 
@@ -179,6 +179,6 @@ def _server_info(found: Sequence[Mapping[str, Any]]) -> Served | None:
         version,
         tau,
         {"avg_spec_accept_length": tau} | ({"speculative_algorithm": str(algorithm)} if algorithm else {}),
-        steps=round(steps) if steps else None,
+        steps=round(steps or 0) or None,
         notes=("Tokens / rounds since the server started, of whole log intervals (40 decode steps).",),
     )

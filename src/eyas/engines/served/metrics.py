@@ -187,7 +187,7 @@ def _counters(engine: str, prefix: str, now: Samples, earlier: Samples) -> Serve
     models = {labels.get("model_name") for labels, _ in now[prefix + COUNTS[0]]}
     if len(models) > 1:
         notes.append(f"Several models were added up: {', '.join(sorted(str(model) for model in models))}.")
-    steps = len(reached) or (round(drafted / rounds) if drafted and engine == "vllm" else None)
+    steps = len(reached) or (drafted and engine == "vllm" and round(drafted / rounds)) or None
     return counted(Served(engine, said=said, steps=steps, notes=tuple(notes)), rounds, accepted, drafted, reached)
 
 
@@ -211,7 +211,7 @@ def _sglang(now: Samples, earlier: Samples, differs: bool) -> Served:
     gauges = {name: _mean(now, f"sglang:{name}") for name in ("spec_accept_length", "spec_accept_rate",
                                                               "spec_num_steps", "spec_num_draft_tokens")}  # fmt: skip
     said: Mapping[str, float] = {f"sglang:{name}": value for name, value in gauges.items() if value is not None}
-    steps = round(gauges["spec_num_steps"]) if gauges["spec_num_steps"] else None
+    steps = round(gauges["spec_num_steps"] or 0) or None
     counters = ("spec_verify_calls", "generation_tokens", "num_requests")
     rounds, tokens, requests = (_since(now, earlier, f"sglang:{name}") for name in counters)
     if rounds and tokens is not None and requests is not None and tokens - requests >= rounds:
