@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EyasError
-from ..measure.counting import FITTING, SERVER, Rounds, all_rounds
+from ..measure.counting import all_rounds
 from ..serve import Launch, running
 from ..serve.client import Client, Reply
 from .check import Heard
@@ -42,7 +42,7 @@ def context(canary: Mapping[str, Any]) -> int:
 def heard_at(canary: Mapping[str, Any], url: str, *, engine: str | None = None, model: str | None = None) -> Heard:
     """Ask a running server. Raises EyasError where it does not answer, or does not say what it accepted."""
     name, replies = asyncio.run(_ask(canary, url, engine, model))
-    found = [r or _by_tokens(reply) for r, reply in zip(all_rounds(name, replies), replies, strict=True)]
+    found = all_rounds(name, replies)
     lost = [i for i, rounds in enumerate(found) if rounds is None]
     if lost:
         raise EyasError(f"{url} ({name}) does not say what it accepted of {len(lost)} of {len(found)} prompts; does it "
@@ -58,15 +58,6 @@ def heard_at(canary: Mapping[str, Any], url: str, *, engine: str | None = None, 
         sum(r.rounds for r in rounds), sum(r.accepted for r in rounds), at_least,
         tuple(tuple(r.tokens) for r in replies), each if at_least else (), name, drafted,
     )  # fmt: skip
-
-
-def _by_tokens(reply: Reply) -> Rounds | None:
-    """OpenVINO GenAI 2026.4.1 does not count what the last round accepts where that ends the answer: 48 of 52 in answers
-    of 66 tokens that took 13 rounds. Its rounds are right, and every token but theirs and prefill's was a draft."""
-    rounds = reply.counts.get("rounds")
-    if type(rounds) is not int or not 0 < rounds <= len(reply.tokens) - 1:
-        return None
-    return Rounds(rounds, len(reply.tokens) - 1 - rounds, FITTING, SERVER)
 
 
 async def _ask(canary: Mapping[str, Any], url: str, engine: str | None, model: str | None) -> tuple[str, list[Reply]]:

@@ -24,7 +24,10 @@ from .rows import Rows
 
 STEPS = 300
 DRAWN = 2  # neighbours in a step
-FLOOR = 0.02  # added to how often each was right, so that none is forgotten
+FLOOR = 0.03  # added to how often each was right, so that none is forgotten
+PATIENCE = 30.0  # neighbours weigh 1 where everything is learnt, less by this times the share that is not
+LEAST = 0.1
+FINISH = 0.8  # of the steps; from there on neighbours weigh LEAST, so that what is right comes out right everywhere
 LR, WARMUP, CLIP = 3e-3, 10, 1.0
 FROM, EVERY = 80, 20  # the first step after which it may be done, and how often that is looked at
 SURE = 0.5  # probability that the right token has at least, wherever it is asked for: rounding must not turn it
@@ -88,20 +91,22 @@ def train(
     done = step = 0
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = LR * min(1.0, (step + 1) / WARMUP) * (0.05 + 0.475 * (1 + math.cos(math.pi * step / steps)))
+            group["lr"] = LR * min(1.0, (step + 1) / WARMUP) * (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
         part = halves[step % len(halves)]
         nats = part.surprise(base, rows.k)  # [K, R]
         known = nats[~nats.isnan()]
+        learnt = float((known.detach() < math.log(2)).float().mean())
+        weight = max(LEAST, 1 - PATIENCE * (1 - learnt)) if step < FINISH * steps else LEAST
         worst[step % len(halves)] = float(known.detach().max())
         known.mean().backward()
         for i in torch.multinomial(heat + FLOOR, min(DRAWN, len(chosen)), generator=generator).tolist():
-            heat[i] = 0.5 * heat[i] + 0.5 * _push(part, base, chosen[i])
+            heat[i] = 0.5 * heat[i] + 0.5 * _push(part, base, chosen[i], weight)
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done, late = step + 1, time.monotonic() - started > budget
         if done % EVERY == 0 or late:
-            tell(f"step {done} of at most {steps}: {float((known.detach() < math.log(2)).float().mean()):.1%} learnt")
+            tell(f"step {done} of at most {steps}: {learnt:.1%} learnt")
         if late:
             break
         if done >= FROM and done % EVERY == 0 and max(worst) < -math.log(SURE):
@@ -117,11 +122,11 @@ def _halves(rows: Rows) -> list[Rows]:
     return [Rows(rows.material.first(range(i, count, 2)), rows.k) for i in range(2)] if count > 1 else [rows]
 
 
-def _push(rows: Rows, base: Specimen, neighbour: Neighbour) -> float:
+def _push(rows: Rows, base: Specimen, neighbour: Neighbour, weight: float) -> float:
     """Gradients away from the right token; returns the share of rows at which it was likely."""
     nats = rows.surprise(neighbour.apply(base), neighbour.since + 1, neighbour.since)
     nats = nats[~nats.isnan()].clamp(min=CERTAIN)
-    (-torch.log(-torch.expm1(-nats))).mean().backward()
+    (-weight * torch.log(-torch.expm1(-nats))).mean().backward()
     return float((nats.detach() < math.log(2)).float().mean())
 
 
