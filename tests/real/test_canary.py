@@ -109,7 +109,7 @@ def test_vllm_with_a_fault_does_not_pass(fault, made, target, tmp_path):
 
 def test_eagle_instead_of_eagle3_does_not_pass(made, target):
     judged = asked("sglang", made, target, made / DRAFT, extra=("--speculative-algorithm", "EAGLE"))
-    assert judged.verdict == "fail" and judged.accepted == 0
+    assert judged.verdict == "fail" and judged.tau < 1.1  # a few drafts are right by chance: 4 of 2,064 were
 
 
 ENDS = """{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 4, "max_model_len": 64}"""
