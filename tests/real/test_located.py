@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from targets import moved
-from test_serving import draft, target  # noqa: F401 - fixtures
 
 from eyas.doctor.diagnosis import diagnose
 from eyas.engines.launch import options
@@ -41,7 +40,7 @@ IN_LAUNCH = {
 }
 
 
-def examined(folder: Path, target: Path, launch: Launch, scratch: Path, served: Path | None = None) -> dict[str, Any]:  # noqa: F811
+def examined(folder: Path, target: Path, launch: Launch, scratch: Path, served: Path | None = None) -> dict[str, Any]:
     """What a user gets: the engine asked, the rows, and the doctor over both."""
     questions = questions_of(target, {name: heldout_prompts(name, n) for name, n in
                                       (("mt_bench", 3), ("humaneval", 3), ("gsm8k", 2))}, 800)  # fmt: skip
@@ -61,7 +60,7 @@ def examined(folder: Path, target: Path, launch: Launch, scratch: Path, served: 
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_nothing_is_wrong_with_a_healthy_draft(engine, draft, target, tmp_path):  # noqa: F811
+def test_nothing_is_wrong_with_a_healthy_draft(engine, draft, target, tmp_path):
     found = examined(draft, target, Launch(engine, target, draft, K), tmp_path)
     assert found["falls"] == ""
     assert found["where"] in ("none", "training")
@@ -70,7 +69,7 @@ def test_nothing_is_wrong_with_a_healthy_draft(engine, draft, target, tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "fault"), [(e, f) for e, faults in IN_FILES.items() for f in faults])
-def test_a_fault_in_the_files_is_found_there(engine, fault, draft, target, tmp_path):  # noqa: F811
+def test_a_fault_in_the_files_is_found_there(engine, fault, draft, target, tmp_path):
     held = Held.read(draft, target)
     assert BY_NAME[fault].apply(held) is not None
     folder = held.write(tmp_path / "draft")
@@ -82,7 +81,7 @@ def test_a_fault_in_the_files_is_found_there(engine, fault, draft, target, tmp_p
 
 
 @pytest.mark.parametrize(("engine", "fault"), [(e, f) for e, faults in IN_LAUNCH.items() for f in faults])
-def test_a_fault_of_the_launch_is_not_blamed_on_the_draft(engine, fault, draft, target, tmp_path):  # noqa: F811
+def test_a_fault_of_the_launch_is_not_blamed_on_the_draft(engine, fault, draft, target, tmp_path):
     extra = tuple(word.replace("DRAFT", str(draft)) for word in IN_LAUNCH[engine][fault])
     served = moved(target, tmp_path / "target") if fault == "another target" else target
     found = examined(draft, target, Launch(engine, served, draft, K, extra=extra), tmp_path)

@@ -20,11 +20,9 @@ from typing import Any
 
 import pytest
 from test_serve import lives
-from test_serving import trained
 
 from eyas.engines.served.metrics import counters_between
 from eyas.errors import BadInput
-from eyas.export import NotExpressible, export_draft
 from eyas.measure.asking import How, Question, ask_all
 from eyas.measure.engine import with_engine
 from eyas.measure.locate import locate
@@ -34,29 +32,14 @@ from eyas.measure.traffic import snapshot
 from eyas.prompt_sets import heldout_prompts
 from eyas.serve import Launch, Server, running
 from eyas.serve.guard import descendants
-from eyas.target.source import resolve_target
 
 pytestmark = pytest.mark.engine
 K, HOW = 4, How(32, timeout=120.0)
 
 
 @pytest.fixture(scope="module")
-def target() -> Path:
-    return resolve_target("smollm2")
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    """A plain one, that all four engines can run."""
-    root = tmp_path_factory.mktemp("measure")
-    given = Path(os.environ.get("EYAS_TEST_DRAFT") or "runs/demo/export")
-    given = given if given.is_dir() else trained(root / "run", "train.norm_before_fc=false")
-    try:
-        export_draft(given, root / "asked", to="openvino", target_dir=target)
-    except NotExpressible:
-        given = trained(root / "run", "train.norm_before_fc=false")
-    export_draft(given, root / "draft", target_dir=target)
-    return root / "draft"
+def draft(plain_draft: Path) -> Path:
+    return plain_draft
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_serving import draft, target  # noqa: F401 - fixtures
 
 from eyas.repair.apply import repair
 from eyas.repair.served import served
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_engine_serves_what_was_mended(engine, draft, target, tmp_path):  # noqa: F811
+def test_the_engine_serves_what_was_mended(engine, draft, target, tmp_path):
     broken = Held.read(draft, target)
     for fault in ("d2t subtracted twice", "k <-> v"):
         assert BY_NAME[fault].apply(broken) is not None

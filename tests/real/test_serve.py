@@ -7,7 +7,6 @@ that is trained here.   make test-engines
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,21 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serving import trained
 
-from eyas.export import NotExpressible, export_draft
 from eyas.serve import Launch, Server, running
 from eyas.serve.check import check
-from eyas.target.source import resolve_target
 
 pytestmark = pytest.mark.engine
 ENGINES = ("vllm", "sglang", "llamacpp", "openvino")
 TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def target() -> Path:
-    return resolve_target("smollm2")
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +35,8 @@ def prompt(target: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    """A plain one, that all four engines can run."""
-    root = tmp_path_factory.mktemp("serve")
-    given = Path(os.environ.get("EYAS_TEST_DRAFT") or "runs/demo/export")
-    given = given if given.is_dir() else trained(root / "run", "train.norm_before_fc=false")
-    try:
-        export_draft(given, root / "asked", to="openvino", target_dir=target)
-    except NotExpressible:
-        given = trained(root / "run", "train.norm_before_fc=false")
-    export_draft(given, root / "draft", target_dir=target)
-    return root / "draft"
+def draft(plain_draft: Path) -> Path:
+    return plain_draft
 
 
 @pytest.fixture(scope="module")
