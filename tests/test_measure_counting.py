@@ -135,6 +135,14 @@ def test_an_answer_for_which_llama_cpp_drafted_nothing():
     )
 
 
+def test_openvino_leaves_the_last_round_out_of_accepted_and_drafted():
+    """As it was heard of an answer of which everything is accepted: thirteen rounds of five tokens."""
+    counts = {"predicted_n": 66, "draft_n": 48, "draft_n_accepted": 48, "rounds": 13}
+    groups = [tokens(IDS, 66)[:1], *(tokens(IDS, 66)[i : i + 5] for i in range(1, 66, 5))]
+    found = rounds_of("openvino", reply(groups, counts))
+    assert found is not None and (found.rounds, found.accepted, found.each) == (13, 52, (4,) * 13)
+
+
 @pytest.mark.parametrize("engine", ["llamacpp", "openvino"])
 def test_token_by_token_tells_no_rounds(engine: str):
     assert rounds_of(engine, reply([[t] for t in tokens(IDS, 9)], {})) is None

@@ -150,7 +150,7 @@ def _timings(reply: Reply) -> Rounds | None:
         return None
     rounds, drafted = _number(reply.counts, "rounds"), _number(reply.counts, "draft_n")
     accepted = said if rounds is None else tokens - 1 - rounds
-    if rounds == 0 or accepted < said or (drafted is not None and drafted < accepted):
+    if rounds == 0 or accepted < said or (drafted is not None and drafted < said):  # drafted leaves it out, too
         return None
     each = _by_chunk(reply) if rounds is not None else ()  # () for one group, as sampled answers come
     if each and (len(each) != rounds or said not in (accepted, accepted - each[-1])):
