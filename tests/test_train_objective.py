@@ -80,7 +80,9 @@ def test_one_training_step_against_a_float64_reference(flags):
     for name, p in draft.named_parameters():
         if not name.startswith("embed"):
             # The naive weights are float64, the head's gradient is gathered in float32: hence the tolerance.
-            torch.testing.assert_close(p.grad.double(), model.w[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                p.grad.double(), model.w[name].grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: n + m
+            )
 
 
 def test_micro_batches_add_up_to_one_batch():

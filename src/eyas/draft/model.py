@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from ..conventions import Conventions
 from ..errors import BadInput
-from .rope import inverse_frequencies, rotate
+from .functions import gated, rms_norm, rotate
+from .rope import inverse_frequencies
 from .shape import DraftShape
 
 
@@ -29,10 +30,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size) if offset else torch.ones(size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight + 1 if self.offset else self.weight
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return wide.to(x.dtype) * weight.to(x.dtype)
+        return rms_norm(x, self.weight + 1 if self.offset else self.weight, self.eps)
 
 
 class KVCache:
@@ -106,7 +104,7 @@ class MLP(nn.Module):
         self.act = ACTIVATIONS[conventions.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(gated(self.act, self.gate_proj(x), self.up_proj(x)))
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

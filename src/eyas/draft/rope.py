@@ -1,7 +1,4 @@
-"""Rotary positions of a draft: frequencies once, angles on demand.   pytest tests/test_draft_model.py
-
-Half-rotation layout as in Hugging Face's Llama: pairs are (x[d], x[d + rot/2]) for d < rot/2.
-"""
+"""Rotary frequencies of a draft; `functions.rotate` applies them.   pytest tests/test_draft_model.py"""
 
 from __future__ import annotations
 
@@ -41,11 +38,3 @@ def inverse_frequencies(conventions: Conventions, head_dim: int) -> tuple[torch.
     with torch.device("cpu"):  # transformers computes with numbers, also where a module is built without memory
         inv_freq, factor = ROPE_INIT_FUNCTIONS[conventions.rope_type](config, torch.device("cpu"))
     return inv_freq.float(), float(factor)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [..., heads, head_dim] by angles whose cos and sin are [..., rot/2] (broadcast over heads)."""
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)

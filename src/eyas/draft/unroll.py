@@ -14,44 +14,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from .attention import AskedRows, Packing, attend
+from .functions import rotate
 from .model import Draft, DraftLayer
-from .rope import rotate
 
-
-class Packing:
-    """Where documents lie in the packed sequence: document b is [offsets[b], offsets[b+1]), `offsets` int64 [B+1]."""
-
-    def __init__(self, offsets: torch.Tensor) -> None:
-        lengths, total = offsets.diff(), int(offsets[-1])
-        self.offsets = offsets
-        self.document = torch.repeat_interleave(lengths)  # [N] document of a token
-        self.position = torch.arange(total, device=offsets.device) - offsets[self.document]  # [N] place in its document
-        places = torch.arange(int(lengths.max()), device=offsets.device)
-        self.grid = (offsets[:-1, None] + places).clamp_(max=total - 1)  # [B, longest]; past an end: any token
-
-
-class AskedRows:
-    """The rows whose outputs are wanted, laid out per document: `grid` [B, most rows] -> row, `slot` [R] -> place."""
-
-    def __init__(self, packing: Packing, rows: torch.Tensor) -> None:
-        self.rows = rows  # int64 [R], ascending, indices into the packed sequence
-        document = packing.document[rows]
-        counts = torch.bincount(document, minlength=len(packing.offsets) - 1)
-        starts = counts.cumsum(0) - counts
-        most = max(1, int(counts.max()))
-        places = torch.arange(most, device=rows.device)
-        self.grid = (starts[:, None] + places).clamp_(max=max(0, len(rows) - 1))
-        self.slot = document * most + torch.arange(len(rows), device=rows.device) - starts[document]
-        position = packing.position[rows]
-        self.limit = position[self.grid]  # [B, most]: last step-0 key that a row sees
-
-    def lay(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, ...] -> [B, most, ...]"""
-        return x[self.grid]
-
-    def pick(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, most, ...] -> [R, ...]"""
-        return x.flatten(0, 1)[self.slot]
+__all__ = ["Packing", "Unroll"]
 
 
 class Unroll:
@@ -64,8 +31,8 @@ class Unroll:
     def __init__(self, draft: Draft, packing: Packing, rows: torch.Tensor) -> None:
         self.draft, self.packing = draft, packing
         self.asked = AskedRows(packing, rows)
-        self._own: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = [([], []) for _ in draft.all_layers()]
-        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # step-0 keys and values laid out [B, kv, longest, d]
+        self._own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in draft.all_layers()]  # [R, kv, d]
+        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # step-0 keys and values [B * kv, longest, d]
         self.k = 0
         layer = draft.midlayer
         attn, size = layer.self_attn, draft.shape.hidden_size
@@ -94,14 +61,12 @@ class Unroll:
             out_rows = rows if last else everything
             q, k, v = self._project(layer, normed, embedded, None if not last else rows)
             q, k = self._heads(layer, q, k, (cos[out_rows], sin[out_rows]), (cos, sin))
-            grid = self.packing.grid
-            self._first.append(
-                (k[grid].permute(0, 2, 3, 1), v.unflatten(-1, (-1, layer.self_attn.head_dim))[grid].transpose(1, 2))
-            )
+            v = v.unflatten(-1, (-1, layer.self_attn.head_dim))
+            self._first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
             asked = self.asked if last else AskedRows(self.packing, everything)
             out = self._attend(layer, index, q, asked)
             residual = layer.residual(x, normed)
-            x = layer.finish(residual[out_rows] if last else residual, out)
+            x = layer.finish(residual.index_select(0, rows) if last else residual, out)
         self.k = 1
         return x
 
@@ -114,9 +79,7 @@ class Unroll:
             normed = layer.hidden_norm(x)
             q, k, v = self._project(layer, normed, embedded, None)
             q, k = self._heads(layer, q, k, (cos, sin), (cos, sin))
-            own_k, own_v = self._own[index]
-            own_k.append(k)
-            own_v.append(v.unflatten(-1, (-1, layer.self_attn.head_dim)))
+            self._own[index].append((k, v.unflatten(-1, (-1, layer.self_attn.head_dim))))
             out = self._attend(layer, index, q, self.asked)
             x = layer.finish(layer.residual(x, normed), out)
         self.k += 1
@@ -125,7 +88,7 @@ class Unroll:
     def keep(self, kept: torch.Tensor) -> None:
         """Go on with a subset of the asked rows: `kept` int64 [R'] indexes the present ones, ascending."""
         self.asked = AskedRows(self.packing, self.asked.rows[kept])
-        self._own = [([k[kept] for k in ks], [v[kept] for v in vs]) for ks, vs in self._own]
+        self._own = [[(k.index_select(0, kept), v.index_select(0, kept)) for k, v in own] for own in self._own]
 
     def _project(
         self, layer: DraftLayer, normed: torch.Tensor, embedded: torch.Tensor, q_rows: torch.Tensor | None
@@ -133,13 +96,15 @@ class Unroll:
         """Flat q, k, v; with `q_rows` queries are made for those rows alone."""
         attn = layer.self_attn
         if not layer.first:
-            q = attn.q_proj(normed if q_rows is None else normed[q_rows])
+            q = attn.q_proj(normed if q_rows is None else normed.index_select(0, q_rows))
             return q, attn.k_proj(normed), attn.v_proj(normed)
         split = self._sizes[0]
         if q_rows is None:
             return (F.linear(normed, self._w_state) + embedded).split(self._sizes, -1)
         kv = F.linear(normed, self._w_state[split:]) + embedded[:, split:]
-        q = F.linear(normed[q_rows], self._w_state[:split]) + embedded[q_rows, :split]
+        q = F.linear(normed.index_select(0, q_rows), self._w_state[:split]) + embedded[:, :split].index_select(
+            0, q_rows
+        )
         return q, *kv.split(self._sizes[1:], -1)
 
     def _heads(self, layer: DraftLayer, q, k, at_q, at_k):  # type: ignore[no-untyped-def]
@@ -151,30 +116,5 @@ class Unroll:
 
     def _attend(self, layer: DraftLayer, index: int, q: torch.Tensor, asked: AskedRows) -> torch.Tensor:
         """q [R, h, d] over step-0 keys (causal) and the row's own later keys -> [R, h*d]."""
-        attn = layer.self_attn
-        kv, group = attn.num_kv_heads, attn.num_heads // attn.num_kv_heads
-        keys, values = self._first[index]  # [B, kv, d, longest], [B, kv, longest, d]
-        window = self.draft.conventions.sliding_window
-        own_k, own_v = (own[-window:] if window else own for own in self._own[index])
-        q = (q * attn.head_dim**-0.5).unflatten(1, (kv, group))  # [R, kv, group, d]
-        most = asked.grid.shape[1]
-        laid = asked.lay(q).permute(0, 2, 3, 1, 4)  # [B, kv, group, most, d]
-        scores = laid.flatten(2, 3) @ keys  # [B, kv, group*most, longest]
-        scores = scores.unflatten(2, (group, most))
-        places = torch.arange(keys.shape[-1], device=q.device)
-        hidden = places > asked.limit[:, None, None, :, None]  # [B, 1, 1, most, longest]
-        if window is not None:
-            hidden = hidden | (places <= asked.limit[:, None, None, :, None] + self.k - window)
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if own_k:
-            own = torch.stack([(q * k.unsqueeze(2)).sum(-1) for k in own_k], -1)  # [R, kv, group, k]
-            scores = torch.cat([scores, asked.lay(own).permute(0, 2, 3, 1, 4)], -1)
-        weights = scores.softmax(-1)
-        longest = keys.shape[-1]
-        out = weights[..., :longest].flatten(2, 3) @ values  # [B, kv, group*most, d]
-        out = asked.pick(out.unflatten(2, (group, most)).permute(0, 3, 1, 2, 4))  # [R, kv, group, d]
-        if own_k:
-            shares = asked.pick(weights[..., longest:].permute(0, 3, 1, 2, 4))  # [R, kv, group, k]
-            for j, v in enumerate(own_v):
-                out = out + shares[..., j : j + 1] * v.unsqueeze(2)
-        return out.flatten(1)
+        keys, values = self._first[index]
+        return attend(q, keys, values, self._own[index], asked, self.draft.conventions.sliding_window)

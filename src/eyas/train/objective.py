@@ -15,6 +15,7 @@ import torch
 
 from ..draft.model import Draft
 from ..draft.unroll import Packing, Unroll
+from .head_loss import HeadLoss
 
 
 def run_lengths(mask: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -80,56 +81,6 @@ class StepSums:
         return StepSums(*(getattr(self, n) + getattr(other, n) for n in ("loss", "rows", "right", "chain")))
 
 
-class HeadLoss(torch.autograd.Function):
-    """Cross-entropy of `normed @ weight.T` against teacher probabilities, its gradient made in the forward.
-
-    No logits are kept: a chunk of rows is projected, compared and turned into gradients while it is in cache.
-    normed [R, H] in the dtype of the products, weight [D, H] (float32 master), teacher float32 [P, D] probabilities,
-    pick int64 [R] rows of the teacher, scale (float).
-    Returns (scale * sum of losses [], sum of losses [] float64 detached, argmax int64 [R]).
-    Per row: l = S lse(z) - p.z and dl/dz = S softmax(z) - p, with S = sum_d p_d <= 1.
-    """
-
-    @staticmethod
-    def forward(ctx, normed, weight, teacher, pick, scale, chunk):
-        master, weight = weight, weight.to(normed.dtype)
-        d_normed = torch.empty_like(normed) if normed.requires_grad else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if master.requires_grad else None
-        total = torch.zeros((), dtype=torch.float64, device=normed.device)
-        choice = torch.empty(len(normed), dtype=torch.int64, device=normed.device)
-        for start in range(0, len(normed), chunk):
-            part = slice(start, start + chunk)
-            x, p = normed[part], teacher.index_select(0, pick[part])  # [C, H], [C, D]; p is a copy and overwritten
-            z = (x @ weight.T).float()  # [C, D]
-            # Each pass over [C, D] costs memory traffic, so there are as few as possible.
-            best = z.argmax(-1, keepdim=True)
-            choice[part] = best.squeeze(1)
-            q = z.softmax(-1)
-            lse = z.gather(1, best) - q.gather(1, best).log()  # the largest q is at least 1/D: nothing is lost
-            mass = p.sum(-1, keepdim=True)
-            total += (mass * lse).sum().double() - torch.dot(p.flatten(), z.flatten()).double()
-            if d_normed is not None or d_weight is not None:
-                minus = p.addcmul_(q, mass, value=-1).to(normed.dtype)  # -dl/dz
-                if d_normed is not None:
-                    torch.mm(minus, weight, out=d_normed[part])
-                if d_weight is not None and d_weight.dtype == minus.dtype:
-                    d_weight.addmm_(minus.T, x, alpha=-scale)
-                elif d_weight is not None:
-                    d_weight.sub_(minus.T @ x, alpha=scale)
-        if d_normed is not None:
-            d_normed.mul_(-scale)
-        ctx.save_for_backward(d_normed, d_weight)
-        ctx.mark_non_differentiable(total, choice)
-        return (total * scale).float(), total, choice
-
-    @staticmethod
-    def backward(ctx, upstream, _total, _choice):
-        d_normed, d_weight = ctx.saved_tensors
-        d_normed = None if d_normed is None else d_normed * upstream.to(d_normed.dtype)
-        d_weight = None if d_weight is None else d_weight * upstream
-        return d_normed, d_weight, None, None, None, None
-
-
 @torch.no_grad()
 def teacher_probabilities(
     final: torch.Tensor, logsumexp: torch.Tensor, head_rows: torch.Tensor, logits_of: object = None
@@ -175,6 +126,8 @@ def ttt_loss(
     place = torch.zeros(len(batch.ids), dtype=torch.int64, device=rows.device)
     place[reads] = torch.arange(len(reads), device=rows.device)
     teacher = teacher_probabilities(batch.final[reads], batch.logsumexp[reads], head_rows, logits_of)
+    head = HeadLoss(draft.lm_head.weight, teacher, compute, chunk)
+    del teacher
     wanted = draft_of[batch.top1.clamp(min=0)]  # [N] draft id of the target's choice after each token, -1 outside
     h = unroll.start(embedded, batch.aux.to(dtype))
     loss = torch.zeros((), device=h.device)
@@ -182,23 +135,19 @@ def ttt_loss(
     alive = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     for k in range(steps):
         if k:
-            run = batch.run[rows]
-            kept = (run >= k + 2).nonzero().squeeze(1)
-            rows, alive, h = rows[kept], alive[kept], h[kept]
+            kept = (batch.run[rows] >= k + 2).nonzero().squeeze(1)
+            rows, alive, h = rows[kept], alive[kept], h.index_select(0, kept)
             unroll.keep(kept)
             if not len(rows):
                 break
-            h = unroll.step(embedded[rows + k], draft.feedback(h))
+            h = unroll.step(embedded.index_select(0, rows + k), draft.feedback(h))
         scale = decay**k / float(denominators[k])
         at = rows + 1 + k
-        part, raw, choice = HeadLoss.apply(
-            draft.head_input(h).to(compute), draft.lm_head.weight, teacher, place[at], scale, chunk
-        )
+        part, raw, right = head.step(draft.head_input(h).to(compute), place[at], wanted[at], scale)
         loss = loss + part
-        right = choice == wanted[at]
         alive = alive & right
         counted.append(torch.stack([raw, raw.new_tensor(len(rows)), right.sum().double(), alive.sum().double()]))
     sums = StepSums.zeros(steps)
     for k, values in enumerate(torch.stack(counted).cpu() if counted else ()):  # [steps reached, 4]
         sums.loss[k], sums.rows[k], sums.right[k], sums.chain[k] = values
-    return loss, sums
+    return loss + head.weight_term(), sums

@@ -1,0 +1,221 @@
+"""Attention of one unrolled step: causal over the step-0 keys of a row's document, plus the row's own later keys.
+
+The scores of the step-0 part are never kept: they are made tile by tile, small enough for a cache, and made again in
+the backward pass (FlashAttention-2, Dao 2023, arXiv 2307.08691). The own part is a handful of numbers a row. Both are
+joined by their log-sum-exp, and since a softmax's gradient needs no more than the joined output and the joined
+log-sum-exp, each part's backward pass is the usual one with these two.   Exercise it:  pytest tests/test_draft_attention.py
+
+Shapes: N tokens of all documents, R asked rows, B documents, h heads, kv key heads, g = h / kv, d head_dim, k own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Scores of one tile: as many as stay in a core's own cache, or keep a GPU busy.
+TILE_ON_CPU, TILE_ELSEWHERE = 1 << 18, 1 << 27
+TILE_ROWS = 128  # at most, where documents are long: a tile reaches to its last row's last key
+
+
+class Packing:
+    """Where documents lie in the packed sequence: document b is [offsets[b], offsets[b+1]), `offsets` int64 [B+1]."""
+
+    def __init__(self, offsets: torch.Tensor) -> None:
+        lengths, total = offsets.diff(), int(offsets[-1])
+        self.offsets = offsets
+        self.document = torch.repeat_interleave(lengths)  # [N] document of a token
+        self.position = torch.arange(total, device=offsets.device) - offsets[self.document]  # [N] place in its document
+        places = torch.arange(int(lengths.max()), device=offsets.device)
+        self.grid = (offsets[:-1, None] + places).clamp_(max=total - 1)  # [B, longest]; past an end: any token
+
+    def lay(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or values of all tokens [N, kv, d] -> [B * kv, longest, d]"""
+        return x[self.grid].transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows [rows] of documents [documents] see no key outside [keys]; all of them see those before `common`."""
+
+    documents: slice
+    rows: slice
+    keys: slice
+    common: int
+
+
+class AskedRows:
+    """The rows whose outputs are wanted, laid out per document: `grid` [B, most rows] -> row, `slot` [R] -> place."""
+
+    def __init__(self, packing: Packing, rows: torch.Tensor) -> None:
+        self.rows = rows  # int64 [R], ascending, indices into the packed sequence
+        document = packing.document[rows]
+        counts = torch.bincount(document, minlength=len(packing.offsets) - 1)
+        starts = counts.cumsum(0) - counts
+        most = max(1, int(counts.max()))
+        places = torch.arange(most, device=rows.device)
+        self.grid = (starts[:, None] + places).clamp_(max=max(0, len(rows) - 1))
+        self.slot = document * most + torch.arange(len(rows), device=rows.device) - starts[document]
+        # [B, most]: last step-0 key that a row sees; a place without a row sees none
+        self.limit = torch.where(places < counts[:, None], packing.position[rows][self.grid], -1)
+        self._tiles: dict[tuple[int, int, int | None], list[Tile]] = {}
+
+    def lay(self, x: torch.Tensor, kv: int) -> torch.Tensor:
+        """[R, h, ...] -> [B * kv, g, most, ...]"""
+        laid = x[self.grid].unflatten(2, (kv, -1))  # [B, most, kv, g, ...]
+        return laid.movedim(1, 3).flatten(0, 1)
+
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        """[B * kv, g, most, ...] -> [R, h, ...]"""
+        return x.unflatten(0, (len(self.grid), -1)).movedim(3, 1).flatten(0, 1)[self.slot].flatten(1, 2)
+
+    def tiles(self, budget: int, heads: int, window: int | None) -> list[Tile]:
+        """Cut so that the scores of a tile, of all heads, are about `budget`. window: keys that a row sees at most."""
+        key = (budget, heads, window)
+        if key not in self._tiles:
+            self._tiles[key] = list(self._cut(budget, heads, window))
+        return self._tiles[key]
+
+    def _cut(self, budget: int, heads: int, window: int | None) -> Iterator[Tile]:
+        most = self.limit.shape[1]
+        inside = self.limit >= 0
+        last = self.limit.masked_fill(~inside, -1).split(TILE_ROWS, 1)
+        first = self.limit.masked_fill(~inside, torch.iinfo(torch.int64).max).split(TILE_ROWS, 1)
+        highs = torch.stack([part.amax(1) for part in last]).tolist()  # [row tiles, B]
+        lows = torch.stack([part.amin(1) for part in first]).tolist()
+        for t, (high, low) in enumerate(zip(highs, lows, strict=True)):
+            rows = slice(t * TILE_ROWS, min(most, (t + 1) * TILE_ROWS))
+            size, b = rows.stop - rows.start, 0
+            while b < len(high):
+                begin, reach, common = b, high[b], low[b]
+                b += 1
+                while b < len(high):  # take in further documents while their scores fit
+                    wider = max(reach, high[b])
+                    if (b + 1 - begin) * heads * size * (wider + 1) > budget:
+                        break
+                    reach, common, b = wider, min(common, low[b]), b + 1
+                if reach >= 0:
+                    least = 0 if window is None else max(0, common + 1 - window)
+                    yield Tile(slice(begin, b), rows, slice(least, reach + 1), common + 1)
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    own: list[tuple[torch.Tensor, torch.Tensor]],
+    asked: AskedRows,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attention of the asked rows; differentiable in every tensor.
+
+    q [R, h, d] (rotated, not scaled); keys, values [B * kv, longest, d] from `Packing.lay`; own: keys and values
+    [R, kv, d] of the row itself at steps 1, 2, ..., oldest first; window: how many keys a row sees in all, itself
+    included. Returns [R, h * d] in q's dtype.
+    """
+    kept = own if window is None else own[-window:]  # a row's own keys are its newest
+    limits = None if window is None else (window, len(own))
+    return _Attend.apply(q, keys, values, asked, limits, *(x for pair in kept for x in pair))
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, keys, values, asked, window, *own):
+        kv = keys.shape[0] // len(asked.grid)
+        ctx.asked, ctx.window, ctx.kv, ctx.scale = asked, window, kv, q.shape[-1] ** -0.5
+        laid = asked.lay(q, kv).mul_(ctx.scale).to(values.dtype)
+        out = torch.zeros(laid.shape, dtype=values.dtype, device=q.device)
+        lse = q.new_full(laid.shape[:3], float("-inf"), dtype=_wide(q.dtype))
+        for part, rows, keys_of, scores in _scores(laid, keys, asked, window, kv):
+            best = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
+            total = scores.sub_(best).exp_().sum(-1, keepdim=True)
+            total.clamp_(min=torch.finfo(total.dtype).tiny)  # a window may leave a row none of these keys
+            found = scores.to(values.dtype) @ values[part, keys_of]
+            shape = (found.shape[0], laid.shape[1], -1)
+            out[part, :, rows] = (found / total.to(found.dtype)).unflatten(1, shape[1:])
+            lse[part, :, rows] = (best + total.log()).view(shape)
+        out, lse = asked.pick(out).to(lse.dtype), asked.pick(lse)  # [R, h, d], [R, h]
+        if own:
+            own_scores = _own_scores(q, own[::2], ctx.scale)  # [R, h, k]
+            joined = torch.logaddexp(lse, own_scores.logsumexp(-1))
+            out *= (lse - joined).exp_().unsqueeze(-1)
+            shares = (own_scores - joined.unsqueeze(-1)).exp_()
+            for j, v in enumerate(own[1::2]):
+                _grouped(out, kv).addcmul_(_grouped(shares[..., j : j + 1], kv), v.unsqueeze(2).to(out.dtype))
+            lse = joined
+        ctx.save_for_backward(q, keys, values, out, lse, *own)
+        return out.flatten(1).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, d_out):
+        q, keys, values, out, lse, *own = ctx.saved_tensors
+        asked, kv, scale = ctx.asked, ctx.kv, ctx.scale
+        d_out = d_out.unflatten(1, out.shape[1:]).to(out.dtype)  # [R, h, d]
+        mean = (d_out * out).sum(-1)  # [R, h]: what the softmax's gradient takes off everywhere
+        laid = asked.lay(q, kv).mul_(scale).to(values.dtype)
+        laid_out = asked.lay(d_out, kv).to(values.dtype)
+        # Places without a row repeat some row: there all weights must be nothing, or it would count twice.
+        empty = (asked.limit < 0).repeat_interleave(kv, 0)[:, None]  # [B * kv, 1, most]
+        laid_lse = asked.lay(lse, kv).masked_fill_(empty, float("inf")).unsqueeze(-1)
+        laid_mean = asked.lay(mean, kv).unsqueeze(-1)
+        d_laid = torch.zeros(laid.shape, dtype=laid.dtype, device=q.device)
+        d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
+        for part, rows, keys_of, scores in _scores(laid, keys, asked, ctx.window, kv):
+            ours = laid_out[part, :, rows].flatten(1, 2)
+            weights = scores.sub_(laid_lse[part, :, rows].flatten(1, 2)).exp_()
+            d_scores = (ours @ values[part, keys_of].mT).to(weights.dtype)
+            d_scores = d_scores.sub_(laid_mean[part, :, rows].flatten(1, 2)).mul_(weights).to(laid.dtype)
+            d_values[part, keys_of] += weights.to(laid.dtype).mT @ ours
+            d_keys[part, keys_of] += d_scores.mT @ laid[part, :, rows].flatten(1, 2)
+            d_laid[part, :, rows] = (d_scores @ keys[part, keys_of]).unflatten(1, (laid.shape[1], -1))
+        d_q = asked.pick(d_laid).to(out.dtype)
+        d_own = []
+        if own:
+            shares = (_own_scores(q, own[::2], scale) - lse.unsqueeze(-1)).exp_()  # [R, h, k]
+            for j, (k, v) in enumerate(zip(own[::2], own[1::2], strict=True)):
+                share, ours = shares[..., j : j + 1], _grouped(d_out, kv)
+                d_score = ((ours * v.unsqueeze(2)).sum(-1).flatten(1) - mean).unsqueeze(-1) * share  # [R, h, 1]
+                _grouped(d_q, kv).addcmul_(_grouped(d_score, kv), k.unsqueeze(2).to(d_q.dtype))
+                d_own.append((_grouped(q * d_score, kv).sum(2) * scale).to(k.dtype))
+                d_own.append((ours * _grouped(share, kv)).sum(2).to(v.dtype))
+        return (d_q.mul_(scale).to(q.dtype), d_keys, d_values, None, None, *d_own)
+
+
+def _scores(laid, keys, asked, window, kv):  # type: ignore[no-untyped-def]
+    """Tile by tile: (documents' part of the first axis, rows, keys, masked scores [part, g * rows, keys])."""
+    budget = TILE_ON_CPU if laid.device.type == "cpu" else TILE_ELSEWHERE
+    width, steps = (None, 0) if window is None else window
+    places = torch.arange(keys.shape[1], device=keys.device)
+    for tile in asked.tiles(budget, kv * laid.shape[1], width):
+        part = slice(tile.documents.start * kv, tile.documents.stop * kv)
+        scores = laid[part, :, tile.rows].flatten(1, 2) @ keys[part, tile.keys].mT
+        scores = scores.to(_wide(scores.dtype))
+        limit = asked.limit[tile.documents, tile.rows, None]  # [documents, rows, 1]
+        # Keys before `common` are seen by all rows of the tile, unless a window takes them away.
+        since = tile.keys.start if width is not None else min(tile.common, tile.keys.stop)
+        here = places[since : tile.keys.stop]
+        hidden = here > limit
+        if width is not None:
+            hidden |= here <= limit + steps - width
+        shape = (len(limit), kv, laid.shape[1], limit.shape[1], -1)
+        scores[..., since - tile.keys.start :].view(shape).masked_fill_(hidden[:, None, None], float("-inf"))
+        yield part, tile.rows, tile.keys, scores
+
+
+def _own_scores(q: torch.Tensor, own_keys: Any, scale: float) -> torch.Tensor:
+    """q [R, h, d] times the row's own keys, each [R, kv, d] -> [R, h, k] in float32 or wider."""
+    kv = own_keys[0].shape[1]
+    found = [(_grouped(q, kv) * k.unsqueeze(2)).sum(-1).flatten(1) for k in own_keys]
+    return torch.stack(found, -1).to(_wide(q.dtype)) * scale
+
+
+def _grouped(x: torch.Tensor, kv: int) -> torch.Tensor:
+    """[R, h, ...] -> [R, kv, g, ...], a view."""
+    return x.unflatten(1, (kv, -1))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
