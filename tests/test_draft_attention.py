@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -44,8 +46,7 @@ def blocked(packing, rows, window, q, k, v, *own):
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("own", [0, 1, 3])
 def test_output_and_gradients_equal_one_dense_softmax(monkeypatch, tile, window, own):
-    monkeypatch.setattr(attention, "TILE_ON_CPU", tile[0])
-    monkeypatch.setattr(attention, "TILE_ROWS", tile[1])
+    monkeypatch.setattr(attention, "TILE_ON_CPU", tile)
     packing = Packing(torch.tensor([0, 7, 8, 14, 17]))
     rows = torch.tensor([1, 2, 5, 7, 8, 9, 10, 13])  # of the last document none is asked
     given_ = inputs([7, 1, 6, 3], rows, own)
@@ -75,7 +76,8 @@ def test_every_score_that_counts_is_in_one_tile(data):
     rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, sum(lengths) - 1), min_size=1))))
     window = data.draw(st.none() | st.integers(1, 5))
     asked = AskedRows(packing, rows)
-    tiles = asked.tiles(data.draw(st.integers(1, 500)), 1, window)
+    with patch.object(attention, "TILE_ON_CPU", data.draw(st.tuples(st.integers(1, 500), st.integers(1, 9)))):
+        tiles = asked.tiles(1, window)
     seen = torch.zeros(*asked.limit.shape, max(lengths), dtype=torch.int64)
     for tile in tiles:
         seen[tile.documents, tile.rows, tile.keys] += 1

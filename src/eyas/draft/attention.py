@@ -3,7 +3,8 @@
 The scores of the step-0 part are never kept: they are made tile by tile, small enough for a cache, and made again in
 the backward pass (FlashAttention-2, Dao 2023, arXiv 2307.08691). The own part is a handful of numbers a row. Both are
 joined by their log-sum-exp, and since a softmax's gradient needs no more than the joined output and the joined
-log-sum-exp, each part's backward pass is the usual one with these two.   Exercise it:  pytest tests/test_draft_attention.py
+log-sum-exp, each part's backward pass is the usual one with these two.
+    Exercise it:  pytest tests/test_draft_attention.py
 
 Shapes: N tokens of all documents, R asked rows, B documents, h heads, kv key heads, g = h / kv, d head_dim, k own keys.
 """
@@ -16,9 +17,9 @@ from typing import Any
 
 import torch
 
-# Scores of one tile: as many as stay in a core's own cache, or keep a GPU busy.
-TILE_ON_CPU, TILE_ELSEWHERE = 1 << 18, 1 << 27
-TILE_ROWS = 128  # at most, where documents are long: a tile reaches to its last row's last key
+# (scores, rows) of one tile: as many as stay in a core's own cache, or keep another device busy. Few rows waste little
+# on keys that their first row does not see.
+TILE_ON_CPU, TILE_ELSEWHERE = (1 << 18, 64), (1 << 27, 512)
 
 
 class Packing:
@@ -61,7 +62,7 @@ class AskedRows:
         self.slot = document * most + torch.arange(len(rows), device=rows.device) - starts[document]
         # [B, most]: last step-0 key that a row sees; a place without a row sees none
         self.limit = torch.where(places < counts[:, None], packing.position[rows][self.grid], -1)
-        self._tiles: dict[tuple[int, int, int | None], list[Tile]] = {}
+        self._tiles: dict[tuple[int, int | None], list[Tile]] = {}
 
     def lay(self, x: torch.Tensor, kv: int) -> torch.Tensor:
         """[R, h, ...] -> [B * kv, g, most, ...]"""
@@ -72,22 +73,23 @@ class AskedRows:
         """[B * kv, g, most, ...] -> [R, h, ...]"""
         return x.unflatten(0, (len(self.grid), -1)).movedim(3, 1).flatten(0, 1)[self.slot].flatten(1, 2)
 
-    def tiles(self, budget: int, heads: int, window: int | None) -> list[Tile]:
-        """Cut so that the scores of a tile, of all heads, are about `budget`. window: keys that a row sees at most."""
-        key = (budget, heads, window)
+    def tiles(self, heads: int, window: int | None) -> list[Tile]:
+        """All tiles, fit for the device. window: keys that a row sees at most."""
+        key = (heads, window)
         if key not in self._tiles:
-            self._tiles[key] = list(self._cut(budget, heads, window))
+            self._tiles[key] = list(self._cut(heads, window))
         return self._tiles[key]
 
-    def _cut(self, budget: int, heads: int, window: int | None) -> Iterator[Tile]:
+    def _cut(self, heads: int, window: int | None) -> Iterator[Tile]:
         most = self.limit.shape[1]
+        budget, height = TILE_ON_CPU if self.limit.device.type == "cpu" else TILE_ELSEWHERE
         inside = self.limit >= 0
-        last = self.limit.masked_fill(~inside, -1).split(TILE_ROWS, 1)
-        first = self.limit.masked_fill(~inside, torch.iinfo(torch.int64).max).split(TILE_ROWS, 1)
+        last = self.limit.masked_fill(~inside, -1).split(height, 1)
+        first = self.limit.masked_fill(~inside, torch.iinfo(torch.int64).max).split(height, 1)
         highs = torch.stack([part.amax(1) for part in last]).tolist()  # [row tiles, B]
         lows = torch.stack([part.amin(1) for part in first]).tolist()
         for t, (high, low) in enumerate(zip(highs, lows, strict=True)):
-            rows = slice(t * TILE_ROWS, min(most, (t + 1) * TILE_ROWS))
+            rows = slice(t * height, min(most, (t + 1) * height))
             size, b = rows.stop - rows.start, 0
             while b < len(high):
                 begin, reach, common = b, high[b], low[b]
@@ -184,12 +186,11 @@ class _Attend(torch.autograd.Function):
         return (d_q.mul_(scale).to(q.dtype), d_keys, d_values, None, None, *d_own)
 
 
-def _scores(laid, keys, asked, window, kv):  # type: ignore[no-untyped-def]
+def _scores(laid, keys, asked, window, kv):
     """Tile by tile: (documents' part of the first axis, rows, keys, masked scores [part, g * rows, keys])."""
-    budget = TILE_ON_CPU if laid.device.type == "cpu" else TILE_ELSEWHERE
     width, steps = (None, 0) if window is None else window
     places = torch.arange(keys.shape[1], device=keys.device)
-    for tile in asked.tiles(budget, kv * laid.shape[1], width):
+    for tile in asked.tiles(kv * laid.shape[1], width):
         part = slice(tile.documents.start * kv, tile.documents.stop * kv)
         scores = laid[part, :, tile.rows].flatten(1, 2) @ keys[part, tile.keys].mT
         scores = scores.to(_wide(scores.dtype))

@@ -47,7 +47,7 @@ class HeadLoss:
         self._add_products(self.teacher, self.read, -1.0)
         return _Deposit.apply(self.head, self.d_weight)
 
-    def forward(self, x, at, wanted, scale, wants_gradient):  # type: ignore[no-untyped-def]
+    def forward(self, x, at, wanted, scale, wants_gradient):
         """Loss, counts and the gradient in x of one step; the weights' gradient is gathered on the way."""
         wide = self.mass.dtype
         mass, taught = self.mass[at], self.taught[at]  # [R], [R, H]
