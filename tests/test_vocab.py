@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import BadInput, EyasError
-from eyas.vocab import VocabMap, count_supervised
+from eyas.vocab import VocabMap
 
 
 @st.composite
@@ -176,30 +176,3 @@ def test_a_damaged_or_contradictory_file_is_refused(tmp_path: Path):
     path.unlink()
     with pytest.raises(BadInput, match="is missing"):
         VocabMap.load(path)
-
-
-class _Features:
-    """Two shards, as FeatureSet shows them."""
-
-    dir = Path("features")
-
-    class meta:
-        vocab_size = 6
-
-    shards = (Path("a"), Path("b"))
-
-    def __init__(self, *rows: tuple[list[int], list[int]]):
-        self._rows = rows
-
-    def shard(self, index: int) -> dict[str, torch.Tensor]:
-        ids, mask = self._rows[index]
-        return {"ids": torch.tensor(ids, dtype=torch.int32), "mask": torch.tensor(mask, dtype=torch.uint8)}
-
-
-def test_only_supervised_tokens_are_counted():
-    counts = count_supervised(_Features(([1, 2, 2, 5], [0, 1, 1, 1]), ([2, 3], [1, 0])))
-    assert counts.tolist() == [0, 0, 3, 0, 0, 1]
-    with pytest.raises(BadInput, match="no token is supervised"):
-        count_supervised(_Features(([1], [0]), ([2], [0])))
-    with pytest.raises(BadInput, match="ids run from 6 to 6"):
-        count_supervised(_Features(([6], [1]), ([2], [0])))

@@ -13,7 +13,7 @@ from eyas.artifacts import read_manifest, sha256_file
 from eyas.cli.vocab import command
 from eyas.conventions import Conventions
 from eyas.errors import BadInput, Mismatch
-from eyas.features.count import make_vocab
+from eyas.features.count import count_supervised, make_vocab
 from eyas.features.layout import FeatureMeta
 from eyas.features.writer import ShardBuffer, ShardWriter, plan_digest
 from eyas.target.tokens import special_ids, token_ids
@@ -147,3 +147,30 @@ def test_ids_of_a_text(tiny_target: Path, tmp_path: Path):
         token_ids(tiny_target, "")
     with pytest.raises(BadInput, match=r"no tokenizer\.json"):
         token_ids(tmp_path, "a")
+
+
+class _Features:
+    """Two shards, as FeatureSet shows them."""
+
+    dir = Path("features")
+
+    class meta:
+        vocab_size = 6
+
+    shards = (Path("a"), Path("b"))
+
+    def __init__(self, *rows: tuple[list[int], list[int]]):
+        self._rows = rows
+
+    def shard(self, index: int) -> dict[str, torch.Tensor]:
+        ids, mask = self._rows[index]
+        return {"ids": torch.tensor(ids, dtype=torch.int32), "mask": torch.tensor(mask, dtype=torch.uint8)}
+
+
+def test_only_supervised_tokens_are_counted():
+    counts = count_supervised(_Features(([1, 2, 2, 5], [0, 1, 1, 1]), ([2, 3], [1, 0])))
+    assert counts.tolist() == [0, 0, 3, 0, 0, 1]
+    with pytest.raises(BadInput, match="no token is supervised"):
+        count_supervised(_Features(([1], [0]), ([2], [0])))
+    with pytest.raises(BadInput, match="ids run from 6 to 6"):
+        count_supervised(_Features(([6], [1]), ([2], [0])))

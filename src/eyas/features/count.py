@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eyas.artifacts import is_current, read_manifest, sha256_json, write_manifest
 from eyas.errors import BadInput, Mismatch
 from eyas.features.reader import FeatureSet
-from eyas.vocab import FILE, SCHEMA, VocabMap, count_supervised
+from eyas.vocab import FILE, SCHEMA, VocabMap
 
 STAGE = "vocab"
 
@@ -114,6 +116,26 @@ def make_vocab(
         schema=SCHEMA,
     )
     return report
+
+
+def count_supervised(features: Any) -> torch.Tensor:
+    """How often each target id is supervised in a FeatureSet: int64 [V]. One bincount a shard.
+
+    Raises BadInput when nothing is supervised, or an id lies outside the target's vocabulary.
+    """
+    size = features.meta.vocab_size
+    counts = torch.zeros(size, dtype=torch.int64)  # [V]
+    for index, path in enumerate(features.shards):
+        shard = features.shard(index)
+        ids = shard["ids"][shard["mask"].bool()]  # int32 [supervised]
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
+            raise BadInput(f"{path}: ids run from {int(ids.min())} to {int(ids.max())}, the target's end at {size - 1}")
+        counts += torch.bincount(ids, minlength=size)
+    if int(counts.sum()) == 0:
+        raise BadInput(
+            f"{features.dir}: no token is supervised, there is nothing to count; look at `eyas extract --show`"
+        )
+    return counts
 
 
 def _is_map(source: Path) -> bool:
