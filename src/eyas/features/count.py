@@ -22,6 +22,7 @@ from eyas.features.reader import FeatureSet
 from eyas.vocab import FILE, SCHEMA, VocabMap
 
 STAGE = "vocab"
+COUNTED = 1 << 19  # tokens of one bincount
 
 
 @dataclass(frozen=True)
@@ -119,19 +120,37 @@ def make_vocab(
 
 
 def count_supervised(features: Any) -> torch.Tensor:
-    """How often each target id is supervised in a FeatureSet: int64 [V]. One bincount a shard.
+    """How often each target id is supervised in a FeatureSet: int64 [V].
 
+    Small shards are gathered and large ones cut, so that one bincount has about COUNTED tokens: enough to be worth its
+    V counters, few enough to stay in the cache. Tokens that are not supervised count as id 0 and are taken off at the
+    end; picking the others out would cost more than counting them.
     Raises BadInput when nothing is supervised, or an id lies outside the target's vocabulary.
     """
     size = features.meta.vocab_size
     counts = torch.zeros(size, dtype=torch.int64)  # [V]
+    gathered, filled, tokens, supervised = torch.empty(COUNTED, dtype=torch.int32), 0, 0, 0
     for index, path in enumerate(features.shards):
         shard = features.shard(index)
-        ids = shard["ids"][shard["mask"].bool()]  # int32 [supervised]
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
-            raise BadInput(f"{path}: ids run from {int(ids.min())} to {int(ids.max())}, the target's end at {size - 1}")
-        counts += torch.bincount(ids, minlength=size)
-    if int(counts.sum()) == 0:
+        for start in range(0, len(shard["ids"]), COUNTED):
+            ids, mask = (shard[name][start : start + COUNTED] for name in ("ids", "mask"))
+            if filled + len(ids) > COUNTED:
+                counts += torch.bincount(gathered[:filled], minlength=size)
+                filled = 0
+            used = mask.bool()
+            part = torch.mul(ids, used, out=gathered[filled : filled + len(ids)])
+            low, high = part.aminmax()
+            if low < 0 or high >= size:
+                wrong = shard["ids"][shard["mask"].bool()]
+                raise BadInput(
+                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at {size - 1}"
+                )
+            filled += len(ids)
+            tokens += len(ids)
+            supervised += int(used.count_nonzero())
+    counts += torch.bincount(gathered[:filled], minlength=size)
+    counts[0] -= tokens - supervised
+    if supervised == 0:
         raise BadInput(
             f"{features.dir}: no token is supervised, there is nothing to count; look at `eyas extract --show`"
         )
