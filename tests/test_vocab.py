@@ -72,6 +72,15 @@ def test_from_counts_takes_the_most_frequent_and_always_ids(counts: list[int], d
     assert always <= set(made.recut(size).ids.tolist())
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.data())
+def test_ties_go_to_the_lowest_ids(counts: list[int], data: st.DataObject):
+    size = data.draw(st.integers(1, len(counts)))
+    always = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=min(3, size)))
+    ranked = sorted(range(len(counts)), key=lambda i: (i not in always, -counts[i], i))
+    assert VocabMap.from_counts(torch.tensor(counts), size, always).ids.tolist() == sorted(ranked[:size])
+
+
 def test_zeros_at_the_start_are_valid_offsets():
     """A d2t whose first 20 entries are zero was once taken for a broken file. It is right: those ids coincide."""
     target, size = 32000, 1500

@@ -117,7 +117,11 @@ class VocabMap:
             raise BadInput(f"{len(chosen)} ids must always be in the map, more than its size {size}; make it larger")
         rank = counts.clone()
         rank[list(chosen)] = torch.iinfo(torch.int64).max
-        ids = rank.sort(descending=True, stable=True).indices[:size].sort().values  # [D]
+        last = rank.kthvalue(counts.numel() - size + 1).values  # the smallest that is in, perhaps not with all its ids
+        inside = rank > last
+        tied = (rank == last).nonzero().flatten()
+        inside[tied[: size - int(inside.sum())]] = True
+        ids = inside.nonzero().flatten()  # [D]
         return cls(ids - torch.arange(size), counts.numel(), counts, chosen)
 
     @classmethod
