@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import eyas.features.extract as extraction
 from eyas.cli import cli
 from eyas.errors import BadInput, EyasError, Mismatch
+from eyas.features import passes
 from eyas.features.conversations import encode_all, read_lines
-from eyas.features.extract import batches, extract, teacher
+from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ, teacher_rows
+from eyas.features.passes import batches, teacher
 from eyas.features.reader import FeatureSet
 from eyas.target.model import Target
 
@@ -124,7 +126,7 @@ def test_batches_hold_every_document_and_respect_the_budget():
 def test_the_head_runs_in_chunks(target, monkeypatch):
     final = torch.randn(11, 32, generator=torch.Generator().manual_seed(0))
     whole = teacher(target.head, final, 300)
-    monkeypatch.setattr(extraction, "LOGIT_BYTES", 4 * 300 * 3)  # three rows at a time
+    monkeypatch.setattr(passes, "LOGIT_BYTES", 4 * 300 * 3)  # three rows at a time
     chunked = teacher(target.head, final, 300)
     assert torch.equal(whole[0], chunked[0])
     torch.testing.assert_close(whole[1], chunked[1])
