@@ -5,14 +5,18 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eyas.features.extract as extraction
 from eyas.cli import cli
 from eyas.errors import BadInput, EyasError, Mismatch
+from eyas.features import passes
 from eyas.features.conversations import encode_all, read_lines
-from eyas.features.extract import batches, extract, teacher
+from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ, teacher_rows
+from eyas.features.passes import batches, teacher
 from eyas.features.reader import FeatureSet
 from eyas.target.model import Target
 
@@ -113,18 +117,26 @@ def test_a_batch_gives_the_states_of_one_at_a_time(target, conversations, tmp_pa
     torch.testing.assert_close(a["logsumexp"], b["logsumexp"], rtol=1e-5, atol=1e-5)
 
 
-def test_batches_hold_every_document_and_respect_the_budget():
-    lengths = [5, 40, 7, 7, 120, 1, 33]
-    groups = list(batches(lengths, 80))
-    assert sorted(i for g in groups for i in g) == list(range(7))
-    assert groups[0] == [4]  # longer than the budget: alone
-    assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= 80 for g in groups)
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200), st.integers(0, 50))
+def test_batches_hold_every_document_and_respect_both_budgets(lengths: list[int], tokens: int, max_padding: int):
+    groups = list(batches(lengths, tokens, max_padding))
+    assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
+    assert [lengths[i] for g in groups for i in g] == sorted(lengths, reverse=True)
+    longest = [lengths[g[0]] for g in groups]
+    padding = [n * len(g) - sum(lengths[i] for i in g) for n, g in zip(longest, groups, strict=True)]
+    for n, g, waste in zip(longest, groups, padding, strict=True):
+        assert len(g) == 1 or n * len(g) <= tokens  # a document longer than the budget runs alone
+        assert waste <= max_padding
+    for n, g, waste, following in zip(longest, groups, padding, groups[1:], strict=False):
+        more = n - lengths[following[0]]
+        assert n * (len(g) + 1) > tokens or waste + more > max_padding  # no pass ends without a reason
 
 
 def test_the_head_runs_in_chunks(target, monkeypatch):
     final = torch.randn(11, 32, generator=torch.Generator().manual_seed(0))
     whole = teacher(target.head, final, 300)
-    monkeypatch.setattr(extraction, "LOGIT_BYTES", 4 * 300 * 3)  # three rows at a time
+    monkeypatch.setattr(passes, "LOGIT_BYTES", 4 * 300 * 3)  # three rows at a time
     chunked = teacher(target.head, final, 300)
     assert torch.equal(whole[0], chunked[0])
     torch.testing.assert_close(whole[1], chunked[1])

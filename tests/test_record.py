@@ -16,8 +16,9 @@ import torch
 
 from eyas.artifacts import sha256_file
 from eyas.features import extract as extraction
-from eyas.features.extract import extract, teacher
+from eyas.features.extract import extract
 from eyas.features.layout import teacher_rows
+from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import FOLDER, Recordings, RecordingWriter, StatesMeta
 from eyas.prompts import Prompt

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import BadInput, EyasError
-from eyas.vocab import VocabMap, count_supervised
+from eyas.vocab import VocabMap
 
 
 @st.composite
@@ -70,6 +70,15 @@ def test_from_counts_takes_the_most_frequent_and_always_ids(counts: list[int], d
     assert worst is None or left is None or worst > left  # more frequent first, of equals the lower id
     assert made.recut(len(counts)).size == len(counts)
     assert always <= set(made.recut(size).ids.tolist())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.data())
+def test_ties_go_to_the_lowest_ids(counts: list[int], data: st.DataObject):
+    size = data.draw(st.integers(1, len(counts)))
+    always = data.draw(st.sets(st.integers(0, len(counts) - 1), max_size=min(3, size)))
+    ranked = sorted(range(len(counts)), key=lambda i: (i not in always, -counts[i], i))
+    assert VocabMap.from_counts(torch.tensor(counts), size, always).ids.tolist() == sorted(ranked[:size])
 
 
 def test_zeros_at_the_start_are_valid_offsets():
@@ -176,30 +185,3 @@ def test_a_damaged_or_contradictory_file_is_refused(tmp_path: Path):
     path.unlink()
     with pytest.raises(BadInput, match="is missing"):
         VocabMap.load(path)
-
-
-class _Features:
-    """Two shards, as FeatureSet shows them."""
-
-    dir = Path("features")
-
-    class meta:
-        vocab_size = 6
-
-    shards = (Path("a"), Path("b"))
-
-    def __init__(self, *rows: tuple[list[int], list[int]]):
-        self._rows = rows
-
-    def shard(self, index: int) -> dict[str, torch.Tensor]:
-        ids, mask = self._rows[index]
-        return {"ids": torch.tensor(ids, dtype=torch.int32), "mask": torch.tensor(mask, dtype=torch.uint8)}
-
-
-def test_only_supervised_tokens_are_counted():
-    counts = count_supervised(_Features(([1, 2, 2, 5], [0, 1, 1, 1]), ([2, 3], [1, 0])))
-    assert counts.tolist() == [0, 0, 3, 0, 0, 1]
-    with pytest.raises(BadInput, match="no token is supervised"):
-        count_supervised(_Features(([1], [0]), ([2], [0])))
-    with pytest.raises(BadInput, match="ids run from 6 to 6"):
-        count_supervised(_Features(([6], [1]), ([2], [0])))

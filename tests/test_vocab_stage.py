@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eyas.artifacts import read_manifest, sha256_file
 from eyas.cli.vocab import command
 from eyas.conventions import Conventions
 from eyas.errors import BadInput, Mismatch
-from eyas.features.count import make_vocab
+from eyas.features import count
+from eyas.features.count import count_supervised, make_vocab
 from eyas.features.layout import FeatureMeta
 from eyas.features.writer import ShardBuffer, ShardWriter, plan_digest
 from eyas.target.tokens import special_ids, token_ids
@@ -147,3 +150,61 @@ def test_ids_of_a_text(tiny_target: Path, tmp_path: Path):
         token_ids(tiny_target, "")
     with pytest.raises(BadInput, match=r"no tokenizer\.json"):
         token_ids(tmp_path, "a")
+
+
+class _Features:
+    """Shards, as FeatureSet shows them."""
+
+    dir = Path("features")
+
+    class meta:
+        vocab_size = 6
+
+    def __init__(self, *rows: tuple[list[int], list[int]]):
+        self._rows = rows
+        self.shards = [Path("abcdef"[k]) for k in range(len(rows))]
+
+    def shard(self, index: int) -> dict[str, torch.Tensor]:
+        ids, mask = self._rows[index]
+        return {"ids": torch.tensor(ids, dtype=torch.int32), "mask": torch.tensor(mask, dtype=torch.uint8)}
+
+
+def test_only_supervised_tokens_are_counted():
+    counts = count_supervised(_Features(([1, 2, 2, 5], [0, 1, 1, 1]), ([2, 3], [1, 0])))
+    assert counts.tolist() == [0, 0, 3, 0, 0, 1]
+    with pytest.raises(BadInput, match="no token is supervised"):
+        count_supervised(_Features(([1], [0]), ([2], [0])))
+    with pytest.raises(BadInput, match="ids run from 6 to 6"):
+        count_supervised(_Features(([6], [1]), ([2], [0])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shards=st.lists(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 1])), max_size=20), max_size=6),
+    counted=st.integers(1, 25),
+)
+def test_counts_do_not_depend_on_how_tokens_are_gathered(shards: list[list[tuple[int, int]]], counted: int):
+    """Shards larger than one bincount are cut, smaller ones gathered; id 0 is an id like any other."""
+    wanted = [sum(m for shard in shards for i, m in shard if i == token) for token in range(6)]
+    features = _Features(*(([i for i, _ in shard], [m for _, m in shard]) for shard in shards))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(count, "COUNTED", counted)
+        if any(wanted):
+            assert count_supervised(features).tolist() == wanted
+        else:
+            with pytest.raises(BadInput, match="no token is supervised"):
+                count_supervised(features)
+
+
+@pytest.mark.parametrize("counted", [2, 3, 100])
+def test_ids_out_of_range_are_refused_with_their_shard(counted: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(count, "COUNTED", counted)
+    good = ([1, 0], [1, 1])
+    with pytest.raises(BadInput, match=r"b: ids run from 1 to 9, the target's end at 5"):
+        count_supervised(_Features(good, ([3, 9, 1, 200], [1, 1, 1, 0])))
+    with pytest.raises(BadInput, match=r"b: ids run from -7 to 3"):
+        count_supervised(_Features(good, ([3, 2, -7, -9], [1, 1, 1, 0])))
+    with pytest.raises(BadInput, match=r"a: ids run from 2147483647 to 2147483647"):
+        count_supervised(_Features(([2**31 - 1], [1]), good))
+    # What is not supervised is not counted, whatever it is; any mask but 0 supervises.
+    assert count_supervised(_Features(good, ([3, 2, -7, 200], [1, 2, 0, 0]))).tolist() == [1, 1, 1, 1, 0, 0]

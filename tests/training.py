@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from eyas.features.count import count_supervised
 from eyas.features.reader import FeatureSet
 from eyas.train.settings import TrainSettings
-from eyas.vocab import VocabMap, count_supervised
+from eyas.vocab import VocabMap
 
 TRAIN, HELD_OUT = "train", "heldout"
 # Every second id of the tiny target: enough ids lie outside the draft vocabulary.

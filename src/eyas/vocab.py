@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -118,7 +117,11 @@ class VocabMap:
             raise BadInput(f"{len(chosen)} ids must always be in the map, more than its size {size}; make it larger")
         rank = counts.clone()
         rank[list(chosen)] = torch.iinfo(torch.int64).max
-        ids = rank.sort(descending=True, stable=True).indices[:size].sort().values  # [D]
+        last = rank.kthvalue(counts.numel() - size + 1).values  # the smallest that is in, perhaps not with all its ids
+        inside = rank > last
+        tied = (rank == last).nonzero().flatten()
+        inside[tied[: size - int(inside.sum())]] = True
+        ids = inside.nonzero().flatten()  # [D]
         return cls(ids - torch.arange(size), counts.numel(), counts, chosen)
 
     @classmethod
@@ -230,26 +233,6 @@ class VocabMap:
                 f"take both from the same training run"
             )
         return out
-
-
-def count_supervised(features: Any) -> torch.Tensor:
-    """How often each target id is supervised in a FeatureSet: int64 [V]. One bincount a shard.
-
-    Raises BadInput when nothing is supervised, or an id lies outside the target's vocabulary.
-    """
-    size = features.meta.vocab_size
-    counts = torch.zeros(size, dtype=torch.int64)  # [V]
-    for index, path in enumerate(features.shards):
-        shard = features.shard(index)
-        ids = shard["ids"][shard["mask"].bool()]  # int32 [supervised]
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
-            raise BadInput(f"{path}: ids run from {int(ids.min())} to {int(ids.max())}, the target's end at {size - 1}")
-        counts += torch.bincount(ids, minlength=size)
-    if int(counts.sum()) == 0:
-        raise BadInput(
-            f"{features.dir}: no token is supervised, there is nothing to count; look at `eyas extract --show`"
-        )
-    return counts
 
 
 def _problem(ids: torch.Tensor, target_size: int) -> str | None:

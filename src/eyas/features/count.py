@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eyas.artifacts import is_current, read_manifest, sha256_json, write_manifest
 from eyas.errors import BadInput, Mismatch
 from eyas.features.reader import FeatureSet
-from eyas.vocab import FILE, SCHEMA, VocabMap, count_supervised
+from eyas.vocab import FILE, SCHEMA, VocabMap
 
 STAGE = "vocab"
+COUNTED = 1 << 19  # tokens of one bincount
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,44 @@ def make_vocab(
         schema=SCHEMA,
     )
     return report
+
+
+def count_supervised(features: Any) -> torch.Tensor:
+    """How often each target id is supervised in a FeatureSet: int64 [V].
+
+    Small shards are gathered and large ones cut, so that one bincount has about COUNTED tokens: enough to be worth its
+    V counters, few enough to stay in the cache. Tokens that are not supervised count as id 0 and are taken off at the
+    end; picking the others out would cost more than counting them.
+    Raises BadInput when nothing is supervised, or an id lies outside the target's vocabulary.
+    """
+    size = features.meta.vocab_size
+    counts = torch.zeros(size, dtype=torch.int64)  # [V]
+    gathered, filled, tokens, supervised = torch.empty(COUNTED, dtype=torch.int32), 0, 0, 0
+    for index, path in enumerate(features.shards):
+        shard = features.shard(index)
+        for start in range(0, len(shard["ids"]), COUNTED):
+            ids, mask = (shard[name][start : start + COUNTED] for name in ("ids", "mask"))
+            if filled + len(ids) > COUNTED:
+                counts += torch.bincount(gathered[:filled], minlength=size)
+                filled = 0
+            used = mask.bool()
+            part = torch.mul(ids, used, out=gathered[filled : filled + len(ids)])
+            low, high = part.aminmax()
+            if low < 0 or high >= size:
+                wrong = shard["ids"][shard["mask"].bool()]
+                raise BadInput(
+                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at {size - 1}"
+                )
+            filled += len(ids)
+            tokens += len(ids)
+            supervised += int(used.count_nonzero())
+    counts += torch.bincount(gathered[:filled], minlength=size)
+    counts[0] -= tokens - supervised
+    if supervised == 0:
+        raise BadInput(
+            f"{features.dir}: no token is supervised, there is nothing to count; look at `eyas extract --show`"
+        )
+    return counts
 
 
 def _is_map(source: Path) -> bool:

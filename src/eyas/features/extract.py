@@ -2,17 +2,16 @@
 
     eyas extract conversations.jsonl --target smollm2 --out runs/demo/features
 
-Conversations are cut into shards in their order; inside a shard they run sorted by length, in batches padded on the
-right. States are computed in the target's dtype and stored in bf16. The head runs only on the rows whose teacher is
-read (layout.teacher_rows), and on the states before they are rounded, so that `top1` is what the target really chose.
-A killed extraction keeps its finished shards.   Exercise it:  pytest tests/test_features_extract.py
+Conversations are cut into shards in their order, and each shard is filled by passes.py. States are computed in the
+target's dtype and stored in bf16. A killed extraction keeps its finished shards.
+Exercise it:  pytest tests/test_features_extract.py
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from eyas.artifacts import atomic_write, is_current, read_manifest, remove_lefto
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, encode_all, load_tokenizer
-from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, shard_name, teacher_rows
+from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, shard_name
+from eyas.features.passes import fill_shard
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.recorded import Recordings, StatesMeta
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
@@ -31,7 +31,6 @@ from eyas.target.model import Target
 from eyas.target.source import identify
 
 SET_ASIDE = "set-aside.jsonl"
-LOGIT_BYTES = 64 << 20  # of one chunk of float32 logits; more brings no speed and costs memory
 
 
 def extract(
@@ -192,72 +191,6 @@ def write_features(
         (out / SET_ASIDE).unlink(missing_ok=True)
     writer.finish(len(plan), inputs, config, counts, time.monotonic() - began, extra)
     return counts
-
-
-def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Group documents by length: lists of their numbers, longest first, at most `batch_tokens` with padding."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    start = 0
-    while start < len(order):
-        longest = lengths[order[start]]
-        size = max(1, batch_tokens // max(1, longest))
-        yield order[start : start + size]
-        start += size
-
-
-@torch.inference_mode()
-def fill_shard(
-    target: Target,
-    documents: Sequence[Document],
-    buffer: ShardBuffer,
-    taps: Sequence[int],
-    batch_tokens: int,
-    advance: Any = lambda n: None,
-    places: Sequence[int] | None = None,
-) -> None:
-    """Run the target over the documents of one shard and store every row; `advance(tokens)` moves a progress bar.
-
-    places: the numbers of those documents that are wanted, by default all.
-    """
-    places = range(len(documents)) if places is None else places
-    for batch in batches([len(documents[i]) for i in places], batch_tokens):
-        group = [places[n] for n in batch]
-        lengths = [len(documents[i]) for i in group]
-        ids = torch.zeros(len(group), lengths[0], dtype=torch.long)  # [B, L], longest first
-        for row, i in enumerate(group):
-            ids[row, : lengths[row]] = documents[i].ids
-        tapped, final = target.states(ids, lengths, taps)  # [B, L, T*H], [B, L, H]
-        for row, i in enumerate(group):
-            document, n = documents[i], lengths[row]
-            read = teacher_rows(document.mask)
-            top1, logsumexp = teacher(target.head, final[row, :n][read.to(final.device)], target.facts.vocab_size)
-            buffer.put(
-                i,
-                ids=document.ids,
-                mask=document.mask,
-                taps=tapped[row, :n],
-                final=final[row, :n],
-                top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
-                logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
-            )
-            advance(n)
-
-
-def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's choice and logsumexp over all V ids: final [R, H] -> (int32 [R], float32 [R]) on the CPU.
-
-    `head` turns [R, H] into logits [R, V]; it runs on chunks of rows, so that memory does not grow with R.
-    """
-    rows = max(1, LOGIT_BYTES // (4 * vocab_size))
-    top1, logsumexp = [], []
-    for chunk in final.split(rows):
-        logits = head(chunk).float()  # [r, V]
-        best, choice = logits.max(-1)
-        logsumexp.append((best + logits.sub_(best[:, None]).exp_().sum(-1).log()).cpu())
-        top1.append(choice.to(torch.int32).cpu())
-    if not top1:
-        return torch.empty(0, dtype=torch.int32), torch.empty(0)
-    return torch.cat(top1), torch.cat(logsumexp)
 
 
 def refuse_others(out: Path, meta: FeatureMeta) -> None:

@@ -31,8 +31,9 @@ from eyas.artifacts import is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside
-from eyas.features.extract import feature_meta, refuse_others, shards_whole, teacher, write_features
+from eyas.features.extract import feature_meta, refuse_others, shards_whole, write_features
 from eyas.features.layout import NOT_READ, SCHEMA, STAGE, FeatureMeta, teacher_rows
+from eyas.features.passes import teacher
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer
 from eyas.target.facts import read_facts
 from eyas.target.weights import Ends, load_ends

@@ -150,7 +150,7 @@ class FeatureSet:
 
     def _map(self, index: int) -> tuple[dict[str, torch.Tensor], list[str]]:
         if index not in self._maps:
-            path = self.shards[index]
+            path = self.dir / self.entries[index].name
             tensors, metadata = map_safetensors(path)
             told = json.loads(metadata.get(METADATA, "{}"))
             if told.get("schema") != SCHEMA:
