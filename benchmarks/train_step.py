@@ -7,7 +7,7 @@
 SmolLM2's shapes (576 wide, 9 heads and 3 of keys, MLP 1,536, 49,152 ids), 8,192 draft ids, seven unrolled steps, AdamW,
 a trained head, the same features. Each measurement is a process of its own; all are run in turn, `--rounds` times, so
 that noise hits them alike, and medians are told. Peers run through the scripts specforge_step.py and
-speculators_step.py in --peer-scripts, in environments that are built once (1.2 GB each; step/environments.py).
+speculators_step.py in --peer-scripts, in environments that are built once (together 2.7 GB; step/environments.py).
 `--json` is written anew after each measurement: a run that is killed leaves what it has. docs/performance.md says how
 to read it. Wall seconds, and anything about two threads, mean something only on an idle machine.
 """

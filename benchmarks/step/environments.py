@@ -23,22 +23,30 @@ from eyas.engines.setup.build import clean_environment
 from eyas.errors import EyasError
 
 MARKER = "whole.json"
-TORCH = ["torch==2.13.0"]  # first and alone: by another package's range pip would take a build for GPUs
-# Arguments of `pip install`, one call each, and a line of Python that must run afterwards.
+TORCH = "torch==2.13.0"
+"""Installed first and alone: by another package's range pip would take a newer one, built for GPUs (6 GB)."""
+# Arguments of `pip`, one call each, and a line of Python that must run afterwards. torch is named once more with what
+# requires it, or torchvision's newest would replace it; torchvision and torchaudio are left out again, since PyPI's are
+# built for GPUs and cannot load beside a CPU torch. Nothing that is timed here needs them.
 RECIPES: dict[str, tuple[list[list[str]], str]] = {
     "specforge": (
         [
-            TORCH,
-            ["transformers==5.8.1", "safetensors", "pydantic", "pyyaml", "tqdm", "numpy"],
-            ["--no-deps", "specforge==0.2.0"],
+            ["install", TORCH],
+            ["install", TORCH, "transformers==5.8.1", "safetensors", "pydantic", "pyyaml", "tqdm", "numpy"],
+            ["install", "--no-deps", "specforge==0.2.0"],
         ],
-        "import importlib.metadata as m; print(m.version('specforge'))",
+        "import importlib.metadata as m; assert m.version('specforge') == '0.2.0'",
     ),
     "speculators": (
-        [TORCH, ["speculators==0.9.0"]],
+        [
+            ["install", TORCH],
+            ["install", TORCH, "speculators==0.9.0"],
+            ["uninstall", "--yes", "torchvision", "torchaudio"],
+        ],
         "from speculators.models.eagle3 import Eagle3DraftModel",
     ),
 }
+SAME_TORCH = f"import torch; assert torch.__version__.split('+')[0] == {TORCH.split('==')[1]!r}, torch.__version__"
 
 
 def peers_root() -> Path:
@@ -67,10 +75,9 @@ def environment(peer: str, say: Callable[[str], None]) -> Path:
             _call(peer, [sys.executable, "-m", "venv", "--clear", str(building)])
             python = str(building / "bin" / "python")
             for arguments in installs:
-                say(f"{peer}: pip install {' '.join(arguments)}")
-                pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
-                _call(peer, pip + arguments)
-            _call(peer, [python, "-c", check])
+                say(f"{peer}: pip {' '.join(arguments)}")
+                _call(peer, [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", *arguments])
+            _call(peer, [python, "-c", f"{SAME_TORCH}; {check}"])
             atomic_write_json(building / MARKER, {"recipe": recipe})
             shutil.rmtree(final, ignore_errors=True)
             building.rename(final)

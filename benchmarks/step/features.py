@@ -20,7 +20,7 @@ from eyas.artifacts import atomic_dir, atomic_save_safetensors, atomic_write_jso
 from eyas.engines.environment import cache_root
 from eyas.errors import BadInput
 from eyas.features.extract import extract, feature_meta, teacher
-from eyas.features.layout import teacher_rows
+from eyas.features.layout import SCHEMA, teacher_rows
 from eyas.features.reader import FeatureSet
 from eyas.features.writer import ShardBuffer, ShardWriter
 from eyas.target.facts import read_facts
@@ -96,7 +96,7 @@ def work_folder(
         told = sha256_file(conversations) if features is None else FeatureSet.open(features).manifest["files"]
     else:
         told = "random"
-    what = [VERSION, work.name, work.length, work.documents, batches, told, limit, DRAFT_VOCAB, str(target)]
+    what = [VERSION, SCHEMA, work.name, work.length, work.documents, batches, told, limit, DRAFT_VOCAB, str(target)]
     out = cache_root() / "bench" / f"step-{sha256_json(what)[:12]}"
     if out.is_dir():
         return out

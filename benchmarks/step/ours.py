@@ -10,6 +10,7 @@ warm-up included, less that before the first. Then the machine's own product of 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -22,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from eyas.features.reader import FeatureSet
-from eyas.machine import reuse_large_allocations
+from eyas.machine import return_free_memory, reuse_large_allocations
 from eyas.target.source import resolve_target
 from eyas.train.inputs import prepare
 from eyas.train.loop import Run
@@ -89,6 +90,8 @@ def main() -> None:
     given = prepare(features, resolve_target(a.target), vocab, None, settings, 0)
     given.initialise()
     run = Run(given, settings, 0, torch.device("cpu"))
+    gc.collect()
+    return_free_memory()  # what the start has freed would otherwise serve the steps, and not be counted
     fresh, before = forget_peak(), status_mib("VmRSS")
     walls, cpus, rows, losses = [], [], [], []
     for number in range(a.warmup + a.steps):
