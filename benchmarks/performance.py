@@ -88,15 +88,14 @@ def beside_peers(rows: Sequence[Row]) -> list[Line]:
         ratios = []
         for peer, row in theirs.items():
             ratio = ours["cpu_s"] / row["cpu_s"] if row else None
-            goal = goals.get(peer)
-            ratios.append("–" if ratio is None else judged(ratio, goal is None or ratio <= goal))
+            ratios.append("–" if ratio is None else judged(ratio, ratio <= goals.get(peer, ratio)))
         goal = ", ".join(f"≤ {share:.2f} × {PEERS[peer]}" for peer, share in goals.items())
         limit = "" if ours["limit_ratio"] is None else f"{ours['limit_ratio']:.2f}"
         if work in LIMIT:
             first, later = LIMIT[work]
             goal += f"; limit ≥ {first:.2f}, later {later:.2f}"
             limit = judged(ours["limit_ratio"], ours["limit_ratio"] >= first) if limit else ""
-        cells = [seconds(theirs[peer]) for peer in PEERS]
+        cells = (seconds(theirs["specforge"]), seconds(theirs["speculators"]))
         out.append(Line(work, goal, seconds(ours), *cells, ", ".join(ratios), limit))
     return out
 
@@ -131,8 +130,8 @@ def memory(rows: Sequence[Row]) -> list[Line]:
     ratios = [ours["peak_mib"] / row["peak_mib"] if row else None for row in theirs.values()]
     worst = max(r for r in ratios if r is not None)
     told = ["–" if r is None else judged(r, r != worst or r <= goal) for r in ratios]
-    cells = [f"{row['peak_mib']:,.0f} MiB ({row['dtype']})" if row else "" for row in (ours, *theirs.values())]
-    return [Line(f"memory above the start, {work}", f"≤ {goal:.1f} × the better peer", *cells, ", ".join(told))]
+    mine, sf, sp = (f"{row['peak_mib']:,.0f} MiB ({row['dtype']})" if row else "" for row in (ours, *theirs.values()))
+    return [Line(f"memory above the start, {work}", f"≤ {goal:.1f} × the better peer", mine, sf, sp, ", ".join(told))]
 
 
 def two_threads(rows: Sequence[Row]) -> list[Line]:

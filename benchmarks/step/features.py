@@ -72,7 +72,7 @@ def subset(lengths: Sequence[int], total: int) -> list[int] | None:
 
 def packs(lengths: Sequence[int], total: int, wanted: int) -> list[list[int]]:
     """Up to `wanted` batches of documents of exactly `total` tokens each; every document is used at most once."""
-    left, out = list(range(len(lengths))), []
+    left, out = list(range(len(lengths))), list[list[int]]()
     while len(out) < wanted:
         window = left[:WINDOW]
         chosen = subset([lengths[d] for d in window], total)
@@ -90,19 +90,20 @@ def work_folder(
     work: Work, target: Path, batches: int, conversations: Path | None, features: Path | None, limit: int
 ) -> Path:
     """The folder of a work, made where it is not there yet. Raises BadInput where conversations cannot be packed."""
-    if work.conversations:
-        if conversations is None and features is None:
-            raise BadInput(f"{work.name}: give --conversations FILE, or --features DIR of extracted ones")
-        told = sha256_file(conversations) if features is None else FeatureSet.open(features).manifest["files"]
-    else:
-        told = "random"
+    told: object = "random"
+    if work.conversations and features is not None:
+        told = FeatureSet.open(features).manifest["files"]
+    elif work.conversations and conversations is not None:
+        told = sha256_file(conversations)
+    elif work.conversations:
+        raise BadInput(f"{work.name}: give --conversations FILE, or --features DIR of extracted ones")
     what = [VERSION, SCHEMA, work.name, work.length, work.documents, batches, told, limit, DRAFT_VOCAB, str(target)]
     out = cache_root() / "bench" / f"step-{sha256_json(what)[:12]}"
     if out.is_dir():
         return out
     if work.conversations:
         own = features or cache_root() / "bench" / f"extract-{sha256_json([told, limit, str(target)])[:12]}"
-        if features is None:
+        if features is None and conversations is not None:
             extract(target, conversations, own, limit=limit, max_length=work.length, skip_bad=True)
         held = FeatureSet.open(own)
         plan = packs(held.doc_lengths.tolist(), work.length, batches)
