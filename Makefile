@@ -3,6 +3,7 @@
 #   make test    the test suite
 # Each makes .venv and installs what it needs first; the second time that is instant.
 #   make check   lint and types
+#   make performance   a training step beside SpecForge's and speculators', and the stages before it   (docs/performance.md)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,11 +13,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-loaders test-engines check install clean
+.PHONY: help demo test test-loaders test-engines check performance install clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 5
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 6
 
 install: $(STAMP)
 
@@ -46,6 +47,23 @@ test-loaders: $(STAMP)
 test-engines: $(STAMP)
 	$(BIN)/eyas engines setup vllm sglang llamacpp openvino
 	$(BIN)/python -m pytest -q -m engine tests/real
+
+# An hour and more, on an idle machine; DTYPE=float32 spares CPUs without bf16 instructions many hours.
+# PEERS holds specforge_step.py and speculators_step.py, CONVERSATIONS answers of the target with their token ids.
+DTYPE ?= bfloat16 float32
+THREADS ?= 1 2
+PEERS ?= ../shared/bench
+CONVERSATIONS ?= $(wildcard ../shared/data/smollm2_conversations.jsonl)
+MEASURED := runs/performance
+
+performance: $(STAMP)
+	@mkdir -p $(MEASURED)
+	$(BIN)/python benchmarks/train_step.py --dtype $(DTYPE) --threads $(THREADS) --peer-scripts $(PEERS) \
+	    $(if $(CONVERSATIONS),--conversations $(CONVERSATIONS)) --json $(MEASURED)/train_step.json
+	if [ -f benchmarks/data_stages.py ]; then \
+	    $(BIN)/python benchmarks/data_stages.py vocab regenerate \
+	        $(if $(CONVERSATIONS),extract --conversations $(CONVERSATIONS)) --json $(MEASURED)/data_stages.json; fi
+	$(BIN)/python benchmarks/performance.py --train $(MEASURED)/train_step.json --stages $(MEASURED)/data_stages.json
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
