@@ -140,6 +140,7 @@ class _Attend(torch.autograd.Function):
             out[part, :, rows] = (found / total.to(found.dtype)).unflatten(1, shape[1:])
             lse[part, :, rows] = (best + total.log()).view(shape)
         out, lse = asked.pick(out).to(lse.dtype), asked.pick(lse)  # [R, h, d], [R, h]
+        shares = lse.new_empty(0)
         if own:
             own_scores = _own_scores(q, own[::2], ctx.scale)  # [R, h, k]
             joined = torch.logaddexp(lse, own_scores.logsumexp(-1))
@@ -148,12 +149,12 @@ class _Attend(torch.autograd.Function):
             for j, v in enumerate(own[1::2]):
                 _grouped(out, kv).addcmul_(_grouped(shares[..., j : j + 1], kv), v.unsqueeze(2).to(out.dtype))
             lse = joined
-        ctx.save_for_backward(q, keys, values, out, lse, *own)
+        ctx.save_for_backward(q, keys, values, out, lse, shares, *own)
         return out.flatten(1).to(q.dtype)
 
     @staticmethod
     def backward(ctx, d_out):
-        q, keys, values, out, lse, *own = ctx.saved_tensors
+        q, keys, values, out, lse, shares, *own = ctx.saved_tensors
         asked, kv, scale = ctx.asked, ctx.kv, ctx.scale
         d_out = d_out.unflatten(1, out.shape[1:]).to(out.dtype)  # [R, h, d]
         mean = (d_out * out).sum(-1)  # [R, h]: what the softmax's gradient takes off everywhere
@@ -174,15 +175,13 @@ class _Attend(torch.autograd.Function):
             d_keys[part, keys_of] += d_scores.mT @ laid[part, :, rows].flatten(1, 2)
             d_laid[part, :, rows] = (d_scores @ keys[part, keys_of]).unflatten(1, (laid.shape[1], -1))
         d_q = asked.pick(d_laid).to(out.dtype)
-        d_own = []
-        if own:
-            shares = (_own_scores(q, own[::2], scale) - lse.unsqueeze(-1)).exp_()  # [R, h, k]
-            for j, (k, v) in enumerate(zip(own[::2], own[1::2], strict=True)):
-                share, ours = shares[..., j : j + 1], _grouped(d_out, kv)
-                d_score = ((ours * v.unsqueeze(2)).sum(-1).flatten(1) - mean).unsqueeze(-1) * share  # [R, h, 1]
-                _grouped(d_q, kv).addcmul_(_grouped(d_score, kv), k.unsqueeze(2).to(d_q.dtype))
-                d_own.append((_grouped(q * d_score, kv).sum(2) * scale).to(k.dtype))
-                d_own.append((ours * _grouped(share, kv)).sum(2).to(v.dtype))
+        d_own, ours = [], _grouped(d_out, kv)
+        for j, (k, v) in enumerate(zip(own[::2], own[1::2], strict=True)):
+            share = shares[..., j : j + 1]  # [R, h, 1]
+            d_score = ((ours * v.unsqueeze(2)).sum(-1).flatten(1) - mean).unsqueeze(-1) * share
+            _grouped(d_q, kv).addcmul_(_grouped(d_score, kv), k.unsqueeze(2).to(d_q.dtype))
+            d_own.append((_grouped(q * d_score, kv).sum(2) * scale).to(k.dtype))
+            d_own.append((ours * _grouped(share, kv)).sum(2).to(v.dtype))
         return (d_q.mul_(scale).to(q.dtype), d_keys, d_values, None, None, *d_own)
 
 
