@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.train import muon
 from eyas.train.muon import Muon, orthogonalise
 
 
@@ -27,6 +28,19 @@ def test_singular_values_end_near_one_and_directions_stay(shape):
     off = u.T @ out @ v.T - torch.diag(inner)
     assert off.abs().max() < 1e-4
     assert torch.isfinite(orthogonalise(torch.zeros(shape))).all()
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (12, 17), (12, 40), (40, 12)])
+def test_iterating_on_the_gram_matrix_is_the_same_iteration(monkeypatch, shape):
+    """Singular values over five orders of magnitude: squared, the smallest still counts in float32."""
+    torch.manual_seed(0)
+    matrix = torch.randn(shape) * torch.logspace(0, -5, shape[1])
+    exact = orthogonalise(matrix, dtype=torch.float64)
+    monkeypatch.setattr(muon, "WIDE", float("inf"))
+    direct = orthogonalise(matrix, dtype=torch.float64).to(torch.float32)
+    torch.testing.assert_close(exact.float(), direct, rtol=0, atol=1e-6)
+    monkeypatch.undo()
+    torch.testing.assert_close(orthogonalise(matrix, dtype=torch.float32), direct, rtol=0, atol=2e-3)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with PyTorch 2.9")

@@ -16,6 +16,8 @@ from ..machine import choose_precision
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest at zero, singular values end in about 0.7..1.2
 
+WIDE = 1.5  # columns a row, from which on iterating on the gram matrix alone takes fewer operations
+
 
 def orthogonalise(matrix: torch.Tensor, steps: int = 5, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An approximation of U V^T for matrix = U S V^T; float [m, n] -> same shape.
@@ -27,10 +29,30 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5, dtype: torch.dtype | Non
     x = x.T if tall else x
     x = x / x.norm().clamp(min=1e-7)
     a, b, c = COEFFICIENTS
+    if x.dtype.itemsize >= 4 and x.shape[1] > WIDE * x.shape[0]:
+        x = _polynomial(x @ x.T, steps) @ x
+        return x.T if tall else x
     for _ in range(steps):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
+
+
+def _polynomial(gram: torch.Tensor, steps: int) -> torch.Tensor:
+    """The product of all iterations' factors: polynomials in the first gram matrix, so nothing wide is multiplied.
+
+    gram [m, m]. Squares the singular values, which bfloat16 does not bear.
+    """
+    a, b, c = COEFFICIENTS
+    product = None
+    for step in range(steps):
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal().add_(a)
+        product = factor if product is None else factor @ product
+        if step < steps - 1:
+            gram = factor @ (gram @ factor)
+    assert product is not None
+    return product
 
 
 class Muon(torch.optim.Optimizer):
