@@ -40,7 +40,7 @@ def test_iterating_on_the_gram_matrix_is_the_same_iteration(monkeypatch, shape):
     direct = orthogonalise(matrix, dtype=torch.float64).to(torch.float32)
     torch.testing.assert_close(exact.float(), direct, rtol=0, atol=1e-6)
     monkeypatch.undo()
-    torch.testing.assert_close(orthogonalise(matrix, dtype=torch.float32), direct, rtol=0, atol=2e-3)
+    torch.testing.assert_close(orthogonalise(matrix, dtype=torch.float32), direct, rtol=0, atol=1e-4)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with PyTorch 2.9")
