@@ -37,9 +37,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
-from eyas.answer import shared_prefix
 from eyas.artifacts import write_manifest
-from eyas.chat import render
+from eyas.chat import render, shared_prefix
 from eyas.conventions import Conventions
 from eyas.features.conversations import encode_all
 from eyas.features.count import make_vocab

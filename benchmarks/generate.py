@@ -19,8 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from eyas.answer import shared_prefix
-from eyas.chat import render
+from eyas.chat import render, shared_prefix
 from eyas.prompt_sets import training_prompts
 from eyas.target.generate import make_generator
 from eyas.target.model import Target

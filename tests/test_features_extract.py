@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eyas.features.extract as extraction
+from eyas.chat import shared_prefix
 from eyas.cli import cli
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features import passes
@@ -74,6 +75,24 @@ def test_states_and_teacher_are_the_targets_own(target, tiny_target, conversatio
         torch.testing.assert_close(chosen[read], logits.max(-1).values[read], rtol=0, atol=1e-4)
         assert (row["top1"][~read] == NOT_READ).all()
         assert (row["logsumexp"][~read] == 0).all()
+
+
+def test_prompts_can_be_supervised_too(target, conversations, tmp_path):
+    """All but the template's opening: the states stay, and odds are there wherever something is learnt."""
+    extract(target, conversations, tmp_path / "answers", TAPS)
+    extract(target, conversations, tmp_path / "all", TAPS, supervise="all")
+    prefix = shared_prefix(target.tokenizer)
+    assert len(prefix) > 1
+    one, other = FeatureSet.open(tmp_path / "answers"), FeatureSet.open(tmp_path / "all")
+    for i in range(one.num_docs):
+        a, b = one.document(i), other.document(i)
+        opening = len(prefix) if i < 6 else 1  # recorded ids that no template opened: all but the first token
+        assert b["mask"].tolist() == [0] * opening + [1] * (len(b["ids"]) - opening)
+        read = a["top1"] != NOT_READ
+        torch.testing.assert_close(a["taps"], b["taps"])
+        assert torch.equal(a["top1"][read], b["top1"][read])
+        assert bool((b["top1"][teacher_rows(b["mask"])] != NOT_READ).all())
+    assert other.supervised_tokens > one.supervised_tokens
 
 
 def test_alignment_on_a_toy_conversation_worked_by_hand(target, tmp_path):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from eyas.chat import Unusable, common_length, render
+from eyas.chat import Unusable, render, shared_prefix
 from eyas.dialogue import Dialogue, Outcome, Reply
 from eyas.features.recorded import RecordingWriter, StatesMeta
 from eyas.target.generate import make_generator
@@ -102,14 +102,3 @@ def answer_locally(
             complete = [advance(answer) for answer in generator.step()]
             if any(complete):
                 return generator.generated_tokens
-
-
-def shared_prefix(tokenizer: Any) -> list[int]:
-    """Token ids with which every prompt of one user message begins: the template's opening, and its system message."""
-    try:
-        a, b = (
-            render(tokenizer, [{"role": "user", "content": c}], add_generation_prompt=True) for c in ("a", "Why 7?")
-        )
-    except Unusable:
-        return []
-    return a[: common_length(a, b)]

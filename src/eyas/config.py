@@ -109,6 +109,9 @@ class ExtractConfig(Section):
     """Conversations longer than this, in tokens, are set aside; the default is the target's context."""
     batch_tokens: int = Field(default=4096, ge=1)
     """Tokens of one forward pass, padding included."""
+    supervise: Literal["answers", "all"] = "answers"
+    """What training learns from: the answers, or all that follows the template's opening, prompts included. What is
+    held out is always answers."""
     skip_bad: bool = False
     """Set conversations that cannot be used aside and count them instead of stopping."""
 

@@ -72,10 +72,10 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
             inputs={"conversations": said},
             config=[config.extract.heldout, config.seed],
         )
-        for name, part in (("extract", TRAIN), ("heldout", HELD_OUT)):
+        for name, part, supervise in (("extract", TRAIN, config.extract.supervise), ("heldout", HELD_OUT, "answers")):
             runner.stage(
                 name,
-                partial(extract, config, target, run_dir / "split" / part, run_dir / "regenerate" / STATES),
+                partial(extract, config, target, run_dir / "split" / part, run_dir / "regenerate" / STATES, supervise),
                 inputs={**identity, "conversations": runner.digest("split", part)},
                 config=[config.extract, machine],
             )
@@ -194,7 +194,9 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
     return {name: counts[name] for name in ("prompts", "kept", "supervised_tokens", "set_aside", "finish")}
 
 
-def extract(config: RunConfig, target: Path, conversations: Path, recorded: Path, out: Path) -> dict[str, Any]:
+def extract(
+    config: RunConfig, target: Path, conversations: Path, recorded: Path, supervise: str, out: Path
+) -> dict[str, Any]:
     """Features of the target on conversations; states that were recorded while it answered are not computed again."""
     from eyas.features.extract import extract as stage
 
@@ -206,6 +208,7 @@ def extract(config: RunConfig, target: Path, conversations: Path, recorded: Path
         section.taps,
         max_length=section.max_length,
         batch_tokens=section.batch_tokens,
+        supervise=supervise,
         skip_bad=section.skip_bad,
         recorded=recorded,
         device=config.target.device,

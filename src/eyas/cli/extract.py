@@ -24,6 +24,7 @@ Examples:
   eyas extract conversations.jsonl --show 2
   eyas extract conversations.jsonl --target Qwen/Qwen3-1.7B --taps 2,14,25 --out features
   eyas extract answers/conversations.jsonl --recorded answers/states --out features
+  eyas extract answers/conversations.jsonl --supervise all --out features      # learn from the prompts, too
   eyas extract --from-specforge cache/hidden_states --target smollm2 --out features
   eyas extract --from-speculators data --target smollm2 --taps 2,15,27 --out features
 
@@ -44,6 +45,13 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
 )
 @click.option("--shard-mib", type=click.FloatRange(min=0.001), default=64.0, show_default=True, help="Size of a shard.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many usable conversations.")
+@click.option(
+    "--supervise",
+    type=click.Choice(["answers", "all"]),
+    default="answers",
+    show_default=True,
+    help="Tokens to learn from: the assistant's, or all after the template's opening (for training only).",
+)
 @click.option("--skip-bad", is_flag=True, help="Set malformed lines aside (set-aside.jsonl) instead of stopping.")
 @click.option("--replace", is_flag=True, help="Overwrite features of another target or other taps in --out.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 or auto.")
@@ -97,8 +105,8 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     conversations: Path | None, target: str | None, out: Path | None, taps: str | None, max_length: int | None,
-    batch_tokens: int, shard_mib: float, limit: int | None, skip_bad: bool, replace: bool, device: str, dtype: str,
-    template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, recorded: Path | None,
+    batch_tokens: int, shard_mib: float, limit: int | None, supervise: str, skip_bad: bool, replace: bool, device: str,
+    dtype: str, template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, recorded: Path | None,
     from_speculators: Path | None, from_specforge: Path | None, masks: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
@@ -118,7 +126,8 @@ def command(
     if show is not None:
         if conversations is None:
             raise click.UsageError("--show renders CONVERSATIONS; foreign feature files bring their own masks")
-        _show(conversations, folder, _count(show), template_args, max_length, skip_bad, trust_remote_code, as_json)
+        _show(conversations, folder, _count(show), template_args, max_length, supervise, skip_bad, trust_remote_code,
+              as_json)  # fmt: skip
         return
     assert out is not None
     shared: dict[str, Any] = {"shard_bytes": int(shard_mib * 2**20), "skip_bad": skip_bad, "limit": limit,
@@ -131,7 +140,7 @@ def command(
         counts = extract(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
             dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
-            template_kwargs=parse_template_kwargs(template_args), **shared,
+            template_kwargs=parse_template_kwargs(template_args), supervise=supervise, **shared,
         )  # fmt: skip
     else:
         from eyas.features.foreign import import_foreign
@@ -152,8 +161,8 @@ def command(
 
 
 def _show(
-    path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, skip_bad: bool,
-    trust_remote_code: bool, as_json: bool,
+    path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, supervise: str,
+    skip_bad: bool, trust_remote_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
     from eyas.features.show import legend, mask_runs, show_document, wants_color
@@ -164,7 +173,7 @@ def _show(
     collection = encode_all(
         path, tokenizer, skip_bad=skip_bad, limit=count, vocab_size=facts.vocab_size,
         max_length=max_length or facts.max_position or None, eos_ids=facts.eos_ids,
-        template_kwargs=parse_template_kwargs(template_args),
+        template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
     )  # fmt: skip
     if as_json:
         shown = [{"id": d.id, "ids": d.ids.tolist(), "runs": mask_runs(d)} for d in collection.documents]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from eyas.chat import Encoded, Unusable, encode_conversation, encode_recorded
+from eyas.chat import Encoded, Unusable, common_length, encode_conversation, encode_recorded, shared_prefix
 from eyas.errors import BadInput
 
 EXPECTED = "expected a JSON object with `messages`, or with `prompt_token_ids` and `response_token_ids`"
@@ -178,9 +178,13 @@ def encode_all(
     *,
     skip_bad: bool = False,
     limit: int | None = None,
+    supervise: str = "answers",
     **how: Any,
 ) -> Collection:
     """Encode a conversation file (or the rows themselves); `how` goes to `encode_row`.
+
+    supervise: `answers`, the assistant's tokens; or `all`, whatever follows the tokens with which the template begins
+    every conversation. A prompt is not the target's own text, but its odds for the next token are there as well.
 
     A malformed line, or a mask that is all zeros or all ones, raises BadInput with file and line number unless
     `skip_bad`; what is merely of no use (no assistant turn, too long, refused by the template) is always set aside.
@@ -188,6 +192,7 @@ def encode_all(
     """
     out = Collection()
     where = str(conversations) if isinstance(conversations, str | Path) else "conversations"
+    prefix = shared_prefix(tokenizer) if supervise == "all" else None
     numbered: Iterable[tuple[int, bytes | Mapping[str, Any]]] = (
         read_lines(conversations) if isinstance(conversations, str | Path) else enumerate(conversations, 1)
     )
@@ -197,7 +202,10 @@ def encode_all(
             row = parse_line(line) if isinstance(line, bytes) else line
             if row.get("id") is not None:
                 name = str(row["id"])
-            out.documents.append(Document(name, encode_row(row, tokenizer, **how)))
+            encoded = encode_row(row, tokenizer, **how)
+            if prefix is not None:
+                encoded = supervise_all(encoded, prefix)
+            out.documents.append(Document(name, encoded))
         except Unusable as error:
             if error.reason in ("malformed", *REFUSED) and not skip_bad:
                 raise BadInput(
@@ -213,6 +221,13 @@ def encode_all(
         first = f" First: line {out.set_aside[0].line}: {out.set_aside[0].detail}" if out.set_aside else ""
         raise BadInput(f"{where}: no conversation can be used ({why}).{first}")
     return out
+
+
+def supervise_all(encoded: Encoded, prefix: Sequence[int]) -> Encoded:
+    """The same conversation with every token supervised, but those that it shares with `prefix` and the first."""
+    mask = torch.ones_like(encoded.mask)
+    mask[: max(1, common_length(encoded.ids.tolist(), prefix))] = 0
+    return Encoded(encoded.ids, mask)
 
 
 def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:

@@ -42,6 +42,7 @@ def extract(
     max_length: int | None = None,
     batch_tokens: int = 2048,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
+    supervise: str = "answers",
     skip_bad: bool = False,
     limit: int | None = None,
     replace: bool = False,
@@ -56,8 +57,9 @@ def extract(
 
     target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file
     or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
-    forward pass, padding included. recorded: a folder of states that `regenerate` recorded; what is found there is
-    copied instead of computed, equal within features/recorded.TOLERANCE. progress: None shows a bar on a terminal only.
+    forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
+    states that `regenerate` recorded; what is found there is copied instead of computed, equal within
+    features/recorded.TOLERANCE. progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
@@ -74,6 +76,8 @@ def extract(
         "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
         "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
     }  # fmt: skip
+    if supervise != "answers":  # features of before this choice stay current
+        config["supervise"] = supervise
     if not isinstance(conversations, str | Path):
         conversations = list(conversations)
     told = sha256_file(conversations) if isinstance(conversations, str | Path) else sha256_json(conversations)
@@ -86,7 +90,7 @@ def extract(
     tokenizer = target.tokenizer if isinstance(target, Target) else load_tokenizer(folder, trust_remote_code)
     collection = encode_all(
         conversations, tokenizer, skip_bad=skip_bad, limit=limit, vocab_size=facts.vocab_size, max_length=max_length,
-        eos_ids=facts.eos_ids, template_kwargs=template_kwargs,
+        eos_ids=facts.eos_ids, template_kwargs=template_kwargs, supervise=supervise,
     )  # fmt: skip
     loaded = [target] if isinstance(target, Target) else []
 
