@@ -46,7 +46,7 @@ def rows_of(m: Material, draft, scale):
 
 @pytest.mark.parametrize("flags", [{}, {"norm_before_fc": False}, {"norm_before_fc": False, "fc_norm": True}])
 def test_the_guess_equals_least_squares(m, flags, monkeypatch):
-    """Against lstsq on the stacked ridge problem, in float64. Tolerance: float32 products, and fewer rows than unknowns."""
+    """Against lstsq on the stacked ridge problem, in float64. Tolerance: float32 products, fewer rows than unknowns."""
     draft, ends = begun(m, start="target", **flags)
     scale = ends.final_norm.float() * torch.linspace(0.5, 2, 32)
     guess = linear.fit_guess(draft, m.features, scale, seed=0)
@@ -86,13 +86,13 @@ def test_a_draft_without_its_mlp_gives_the_guess(m, monkeypatch):
 
 
 def test_a_folded_norm_changes_no_choice_of_step_0(m):
-    """Logits are equal with and without `norm_output`; the state that is fed back is the guess, normed and scaled by c."""
+    """Logits are those without `norm_output`; the state that is fed back is normed and scaled by c."""
     plain, _ = begun(m)
     folded, _ = begun(m, norm_output=True)
     h = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(folded.logits(h), plain.logits(h), rtol=1e-4, atol=1e-4)
     share = folded.norm.weight.detach()
-    assert torch.equal(share, share[:1].expand(32)) and 0 < float(share[0])
+    assert torch.equal(share, share[:1].expand(32)) and float(share[0]) > 0
     torch.testing.assert_close(folded.feedback(h), share * h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5))
 
 

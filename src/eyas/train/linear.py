@@ -7,9 +7,10 @@ and key are constant in the pairs of RoPE that turn fastest, whose product falls
 its value and output projections are the token's map, cut to the rank that they have room for. What is a constant to a
 layer without biases? The direction of the embeddings' own mean (a regression of 1 on them).
 
-At later steps the same heads add the token that was drafted last to the state that was fed back. Under `norm_output` that
-state is normed, so the final norm's factor moves into the head, whose input is then in the space of `fc`'s output, and
-one number stays in the norm: the share of the last state in the next. (Numbers are in docs/experiments.md.)   Exercise it:  pytest tests/test_train_linear.py
+At later steps the same heads add the token that was drafted last to the state that was fed back. Under `norm_output`
+that state is normed, so the final norm's factor moves into the head, whose input is then in the space of `fc`'s output,
+and one number stays in the norm: the share of the last state in the next. (Numbers are in docs/experiments.md.)
+    Exercise it:  pytest tests/test_train_linear.py
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from ..draft.model import Draft
 from ..features.reader import FeatureSet
 
-TOKENS = 20_000  # supervised rows: enough for a few thousand unknowns each, few enough to take seconds
+TOKENS = 30_000  # supervised rows: enough for a few thousand unknowns each, few enough to take seconds
 FEEDBACK_TOKENS = 4_000  # for one unknown
 RIDGE = 1e-3  # of the mean diagonal: keeps directions that the inputs never use at zero
 BLOCK = 4096  # rows that are multiplied out at once
@@ -107,8 +108,8 @@ def write_guess(draft: Draft, guess: LinearGuess) -> None:
 def fold_norm(draft: Draft, guess: LinearGuess, features: FeatureSet, scale: torch.Tensor, seed: int) -> None:
     """For a draft with `norm_output` that holds `guess`: the norm's factor goes into the head, c stays in the norm.
 
-    c is the least-squares factor of the normed guess at i in the un-scaled final state at i+2 less the share of x_{i+2},
-    which is what step 1 of row i starts from.
+    c is the least-squares factor of the normed guess at i in what the share of x_{i+2} leaves of the un-scaled final
+    state at i+2, which is what step 1 of row i aims at.
     """
     inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
     above = below = 0.0
@@ -137,7 +138,7 @@ def _order(features: FeatureSet, seed: int) -> list[int]:
 
 
 def _low_rank(matrix: torch.Tensor, covariance: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """value [rank, H] and out [H, rank] whose product out @ value is closest to `matrix` [H, H] on inputs of that covariance.
+    """value [rank, H] and out [H, rank] whose product is closest to `matrix` [H, H] on inputs of that covariance.
 
     Reduced-rank regression (Izenman 1975): the singular values of matrix @ covariance^(1/2) tell what to keep. Both
     factors get the root of a singular value; beyond H they are zero.
