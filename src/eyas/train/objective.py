@@ -185,9 +185,9 @@ def ttt_loss(
             run = batch.run[rows]
             kept = (run >= k + 2).nonzero().squeeze(1)
             rows, alive, h = rows[kept], alive[kept], h[kept]
-            unroll.keep(kept)
             if not len(rows):
                 break
+            unroll.keep(kept)
             h = unroll.step(embedded[rows + k], draft.feedback(h))
         scale = decay**k / float(denominators[k])
         at = rows + 1 + k
