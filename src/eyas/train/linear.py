@@ -54,21 +54,33 @@ def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int
     inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     used = block = 0
-    for place, doc in enumerate(order):
+
+    def add() -> None:
+        """Multiply out what is held: few large products instead of one a document."""
+        if held:
+            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
+            gram.add_((x.T @ x).double())
+            cross.add_((x.T @ y).double())
+            total.add_(x.sum(0).double())
+            held.clear()
+
+    for doc in order:
         part = features.document(doc)
         chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
         token = draft.midlayer.input_layernorm(draft.embed(part["ids"][1:-1][chosen].long()))
         x = torch.cat([fc_input(draft, part["taps"][:-2][chosen].float()), token], -1)
-        held.append((x, part["final"][1:-1][chosen].float() * inverse))
+        y = part["final"][1:-1][chosen].float() * inverse
+        # What is not finite is left to the first step that reads this document: it stops the run and names it.
+        if not bool((x.sum() + y.sum()).isfinite()):
+            continue
+        held.append((x, y))
         used, block = used + len(x), block + len(x)
-        if block >= BLOCK or used >= TOKENS or place == len(order) - 1:
-            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-            gram += (x.T @ x).double()
-            cross += (x.T @ y).double()
-            total += x.sum(0).double()
-            held, block = [], 0
+        if block >= BLOCK or used >= TOKENS:
+            add()
+            block = 0
         if used >= TOKENS:
             break
+    add()
     covariance = gram[wide:, wide:] / max(1, used)
     gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + 1e-12)
     both = torch.linalg.solve(gram, cross).T.float()
