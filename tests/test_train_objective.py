@@ -114,3 +114,12 @@ def test_a_choice_outside_the_draft_vocabulary_counts_as_wrong():
     _, sums = ttt_loss(draft, b, torch.randn(20, 16, dtype=torch.float64), nowhere, steps=2, decay=1.0,
                        denominators=b.weights(2), compute=torch.float64)  # fmt: skip
     assert sums.rows.tolist() == [4, 3] and sums.right.tolist() == [0, 0]
+
+
+def test_steps_that_no_row_reaches_add_nothing():
+    draft = make()
+    b = batch_of([4, 3], [1] * 7)
+    counts = b.weights(4)
+    _, sums = ttt_loss(draft, b, torch.randn(20, 16, dtype=torch.float64), torch.arange(50).clamp(max=19), steps=4,
+                       decay=0.8, denominators=counts.clamp(min=1), compute=torch.float64)  # fmt: skip
+    assert sums.rows.tolist() == counts.tolist() == [3, 1, 0, 0] and sums.loss[2:].tolist() == [0, 0]

@@ -136,10 +136,10 @@ def ttt_loss(
     for k in range(steps):
         if k:
             kept = (batch.run[rows] >= k + 2).nonzero().squeeze(1)
+            if not len(kept):
+                break
             rows, alive, h = rows[kept], alive[kept], h.index_select(0, kept)
             unroll.keep(kept)
-            if not len(rows):
-                break
             h = unroll.step(embedded.index_select(0, rows + k), draft.feedback(h))
         scale = decay**k / float(denominators[k])
         at = rows + 1 + k

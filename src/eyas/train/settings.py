@@ -49,8 +49,8 @@ class TrainSettings(BaseModel):
     """Rows that are projected onto the draft vocabulary at once."""
 
     start: Literal["regression", "target", "random"] = "regression"
-    """Initial weights: head and norm from the target and `fc` by regression on the features; without the regression; or
-    all random."""
+    """Initial weights: head and norm from the target, `fc` and a few heads by regression on the features, so that the
+    draft begins as the best linear guess from taps and token; without the regression; or all random."""
     init_from: str | None = None
     """A draft to go on from: its weights, conventions and vocabulary map are kept, and `start` is ignored."""
     intermediate_size: int | None = Field(default=None, ge=1)

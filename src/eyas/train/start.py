@@ -1,9 +1,8 @@
 """The draft before its first step: sizes and conventions from target and settings, and weights that know something.
 
 A random draft spends its first hundreds of steps on learning what the target already holds. So the head starts as the
-target's rows for the draft vocabulary and the last norm as the target's, and `fc` as the least-squares map from the
-taps of row i to the final state at i+1, which is the one the target would predict x_{i+2} from. With that the draft
-starts as the best linear guess from the taps alone; what the embedding adds is left to training. (Numbers are in
+target's rows for the draft vocabulary, the last norm as the target's, and `fc` and a few attention heads as the best
+linear guess of the final state that the target would predict x_{i+2} from (linear.py). (Numbers are in
 docs/experiments.md.)
     Exercise it:  pytest tests/test_train_start.py
 """
@@ -22,11 +21,10 @@ from ..features.reader import FeatureSet
 from ..target.facts import TargetFacts
 from ..target.weights import Ends
 from ..vocab import VocabMap
+from .linear import fit_guess, fold_norm, write_guess
 from .settings import TrainSettings
 
 INIT_STD = 0.02
-REGRESSION_TOKENS = 40_000  # enough rows for a few thousand unknowns each, few enough to take seconds
-RIDGE = 1e-3  # of the mean diagonal: keeps directions that the taps never use at zero
 
 
 def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet, vocab_map: VocabMap) -> Draft:
@@ -88,7 +86,10 @@ def initialise(
     scale = _norm_weight(ends)
     draft.norm.weight.copy_(scale)
     if settings.start == "regression":
-        draft.fc.weight.copy_(regression(draft, features, scale, seed))
+        guess = fit_guess(draft, features, scale, seed)
+        write_guess(draft, guess)
+        if draft.conventions.norm_output:
+            fold_norm(draft, guess, features, scale, seed)
 
 
 def _norm_weight(ends: Ends) -> torch.Tensor:
@@ -97,40 +98,3 @@ def _norm_weight(ends: Ends) -> torch.Tensor:
         return torch.ones(ends.facts.hidden_size)
     weight = ends.final_norm.float()
     return weight + 1 if ends.facts.norm_offset else weight
-
-
-@torch.no_grad()
-def regression(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int) -> torch.Tensor:
-    """Ridge regression of the un-scaled final state at i+1 on what `fc` reads at row i; float32 [H, T*Ht].
-
-    Rows are supervised ones of randomly chosen documents. scale [H]: the final norm's factor, divided out because the
-    draft's own norm applies it again.
-    """
-    order = torch.randperm(features.num_docs, generator=torch.Generator().manual_seed(seed)).tolist()
-    wide, size = draft.fc.weight.shape[1], draft.fc.weight.shape[0]
-    gram = torch.zeros(wide, wide, dtype=torch.float64)
-    cross = torch.zeros(wide, size, dtype=torch.float64)
-    inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
-    used = 0
-    for doc in order:
-        part = features.document(doc)
-        chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
-        x = _fc_input(draft, part["taps"][:-2][chosen].float())
-        y = part["final"][1:-1][chosen].float() * inverse
-        gram += (x.T @ x).double()
-        cross += (x.T @ y).double()
-        used += len(x)
-        if used >= REGRESSION_TOKENS:
-            break
-    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + 1e-12)
-    return torch.linalg.solve(gram, cross).T.float()
-
-
-def _fc_input(draft: Draft, aux: torch.Tensor) -> torch.Tensor:
-    """What `fc` reads: the taps after whichever norm this draft has there."""
-    if draft.input_norm is not None:
-        return draft.input_norm(aux)
-    if len(draft.fc_norm):
-        parts = aux.unflatten(-1, (len(draft.fc_norm), -1)).unbind(-2)
-        return torch.cat([norm(x) for norm, x in zip(draft.fc_norm, parts, strict=True)], -1)
-    return aux

@@ -1,0 +1,177 @@
+"""The best linear guess from all that step 0 is given, written into a draft's weights.
+
+Row i knows the taps at i and the token x_{i+1}; the target would predict x_{i+2} from its final state at i+1. The ridge
+regression of that state on both is known in seconds, and a draft can hold it exactly but for a rank: `fc` takes the
+taps' share, and one query head of each key-value group takes the token's. Such a head attends to its own row. Its query
+and key are constant in the pairs of RoPE that turn fastest, whose product falls with every position between them, and
+its value and output projections are the token's map, cut to the rank that they have room for. What is a constant to a
+layer without biases? The direction of the embeddings' own mean (a regression of 1 on them).
+
+At later steps the same heads add the token that was drafted last to the state that was fed back. Under `norm_output`
+that state is normed, so the final norm's factor moves into the head, whose input is then in the space of `fc`'s output,
+and one number stays in the norm: the share of the last state in the next. (Numbers are in docs/experiments.md.)
+    Exercise it:  pytest tests/test_train_linear.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..draft.model import Draft
+from ..features.reader import FeatureSet
+
+TOKENS = 30_000  # supervised rows: enough for a few thousand unknowns each, few enough to take seconds
+FEEDBACK_TOKENS = 4_000  # for one unknown
+RIDGE = 1e-3  # of the mean diagonal: keeps directions that the inputs never use at zero
+BLOCK = 4096  # rows that are multiplied out at once
+PAIRS = 3  # RoPE pairs that tell the own row from others: the first is blind to 6 positions (2 pi), the next are not
+SHARPNESS = 6.0  # logits that each pair adds on the own row: the row before gets e^-5 of its weight (theta 100,000)
+
+
+@dataclass(frozen=True)
+class LinearGuess:
+    """final state at i+1, un-scaled ~ from_taps @ fc_input_i + from_token @ normed embedding of x_{i+1}."""
+
+    from_taps: torch.Tensor  # float32 [H, T*Ht]
+    from_token: torch.Tensor  # float32 [H, H]
+    token_covariance: torch.Tensor  # float32 [H, H], uncentred, of the normed embeddings
+    constant: torch.Tensor  # float32 [H]: its product with a normed embedding is about 1
+
+
+@torch.no_grad()
+def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int) -> LinearGuess:
+    """Ridge regression over supervised rows of randomly chosen documents, `TOKENS` or all that there are.
+
+    scale [H]: the final norm's factor, divided out because the draft's own norm applies it again.
+    """
+    order = _order(features, seed)
+    size, wide = draft.fc.weight.shape
+    gram = torch.zeros(wide + size, wide + size, dtype=torch.float64)
+    cross = torch.zeros(wide + size, size, dtype=torch.float64)
+    total = torch.zeros(wide + size, dtype=torch.float64)
+    inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    used = block = 0
+
+    def add() -> None:
+        """Multiply out what is held: few large products instead of one a document."""
+        if held:
+            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
+            gram.add_((x.T @ x).double())
+            cross.add_((x.T @ y).double())
+            total.add_(x.sum(0).double())
+            held.clear()
+
+    for doc in order:
+        part = features.document(doc)
+        chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
+        token = draft.midlayer.input_layernorm(draft.embed(part["ids"][1:-1][chosen].long()))
+        x = torch.cat([fc_input(draft, part["taps"][:-2][chosen].float()), token], -1)
+        y = part["final"][1:-1][chosen].float() * inverse
+        # What is not finite is left to the first step that reads this document: it stops the run and names it.
+        if not bool((x.sum() + y.sum()).isfinite()):
+            continue
+        held.append((x, y))
+        used, block = used + len(x), block + len(x)
+        if block >= BLOCK or used >= TOKENS:
+            add()
+            block = 0
+        if used >= TOKENS:
+            break
+    add()
+    covariance = gram[wide:, wide:] / max(1, used)
+    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + 1e-12)
+    both = torch.linalg.solve(gram, cross).T.float()
+    constant = torch.linalg.solve(gram[wide:, wide:], total[wide:]).float()
+    return LinearGuess(both[:, :wide], both[:, wide:], covariance.float(), constant)
+
+
+@torch.no_grad()
+def write_guess(draft: Draft, guess: LinearGuess) -> None:
+    """Set `fc` and, in the first layer, one head of each group; the other heads write nothing yet."""
+    draft.fc.weight.copy_(guess.from_taps)
+    attn, size = draft.midlayer.self_attn, draft.shape.hidden_size
+    d, groups = attn.head_dim, attn.num_kv_heads
+    each = attn.num_heads // groups
+    token = slice(0, size) if draft.midlayer.embedding_first else slice(size, 2 * size)
+    value, out = _low_rank(guess.from_token, guess.token_covariance, groups * d)
+    # The strongest components are dealt out to the groups in turn, so that heads are alike in scale.
+    dealt = torch.arange(groups * d).view(d, groups).T  # [groups, d]
+    rotated = draft._inv_freq.numel()  # pair p is (p, p + rotated)
+    pairs = range(min(PAIRS, rotated))
+    constant = guess.constant * (SHARPNESS * d**0.5) ** 0.5  # query times key, over sqrt(d), is SHARPNESS
+    attn.o_proj.weight.zero_()
+    for group in range(groups):
+        own = group * each  # the query head
+        mine = slice(group * d, (group + 1) * d)
+        attn.v_proj.weight[mine] = 0
+        attn.v_proj.weight[mine, token] = value[dealt[group]]
+        attn.q_proj.weight[own * d : (own + 1) * d] = 0
+        for p in pairs:
+            attn.q_proj.weight[own * d + p, token] = constant
+            attn.k_proj.weight[[group * d + p, group * d + p + rotated]] = 0
+            attn.k_proj.weight[group * d + p, token] = constant
+        attn.o_proj.weight[:, own * d : (own + 1) * d] = out[:, dealt[group]]
+
+
+@torch.no_grad()
+def fold_norm(draft: Draft, guess: LinearGuess, features: FeatureSet, scale: torch.Tensor, seed: int) -> None:
+    """For a draft with `norm_output` that holds `guess`: the norm's factor goes into the head, c stays in the norm.
+
+    c is the least-squares factor of the normed guess at i in what the share of x_{i+2} leaves of the un-scaled final
+    state at i+2, which is what step 1 of row i aims at.
+    """
+    inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
+    above = below = 0.0
+    used = 0
+    for doc in _order(features, seed):
+        part = features.document(doc)
+        mask = part["mask"].bool()
+        chosen = (mask[1:-2] & mask[2:-1] & mask[3:]).nonzero().squeeze(1)  # rows of step 1
+        token = draft.midlayer.input_layernorm(draft.embed(part["ids"].long())) @ guess.from_token.T
+        state = draft.fuse(part["taps"][chosen].float()) + token[chosen + 1]
+        state = state * torch.rsqrt(state.square().mean(-1, keepdim=True) + draft.norm.eps)
+        rest = part["final"][chosen + 2].float() * inverse - token[chosen + 2]
+        above += float((state * rest).sum())
+        below += float(state.square().sum())
+        used += len(chosen)
+        if used >= FEEDBACK_TOKENS:
+            break
+    share = above / below if above > 0 else 1.0
+    draft.lm_head.weight.mul_(draft.norm.weight / share)
+    draft.norm.weight.fill_(share)
+
+
+def _order(features: FeatureSet, seed: int) -> list[int]:
+    """All documents, as `seed` shuffles them."""
+    return torch.randperm(features.num_docs, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _low_rank(matrix: torch.Tensor, covariance: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """value [rank, H] and out [H, rank] whose product is closest to `matrix` [H, H] on inputs of that covariance.
+
+    Reduced-rank regression (Izenman 1975): the singular values of matrix @ covariance^(1/2) tell what to keep. Both
+    factors get the root of a singular value; beyond H they are zero.
+    """
+    spread, axes = torch.linalg.eigh(covariance.double())
+    root = spread.clamp(min=1e-9 * float(spread.max())).sqrt()
+    left, strength, right = torch.linalg.svd(matrix.double() @ (axes * root) @ axes.T)
+    keep = min(rank, len(strength))
+    weight = strength[:keep].sqrt()
+    value = torch.zeros(rank, len(matrix))
+    out = torch.zeros(len(matrix), rank)
+    value[:keep] = ((weight[:, None] * right[:keep]) @ (axes / root) @ axes.T).float()
+    out[:, :keep] = (left[:, :keep] * weight).float()
+    return value, out
+
+
+def fc_input(draft: Draft, aux: torch.Tensor) -> torch.Tensor:
+    """What `fc` reads: the taps after whichever norm this draft has there."""
+    if draft.input_norm is not None:
+        return draft.input_norm(aux)
+    if len(draft.fc_norm):
+        parts = aux.unflatten(-1, (len(draft.fc_norm), -1)).unbind(-2)
+        return torch.cat([norm(x) for norm, x in zip(draft.fc_norm, parts, strict=True)], -1)
+    return aux
