@@ -28,8 +28,8 @@ class TrainSettings(BaseModel):
 
     optimizer: Literal["muon", "adamw"] = "muon"
     """Muon for the matrices inside the model and AdamW for the rest, or AdamW for all."""
-    lr: float = Field(default=2e-3, gt=0)
-    """Peak learning rate of the matrices."""
+    lr: float = Field(default=1e-3, gt=0)
+    """Peak learning rate of the matrices; a draft that begins at random wants 2e-3."""
     head_lr: float = Field(default=1e-3, gt=0)
     """Peak learning rate of the head and the norms."""
     betas: tuple[float, float] = (0.9, 0.95)
