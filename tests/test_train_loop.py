@@ -156,7 +156,7 @@ def test_newer_damaged_checkpoints_do_not_crowd_out_good_ones(tmp_path):
 def test_another_run_in_the_same_folder_is_refused_by_name(m, whole, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    with pytest.raises(Mismatch, match=r"settings.lr was 0.002, now 0.003.*--init-from"):
+    with pytest.raises(Mismatch, match=r"settings.lr was 0.001, now 0.003.*--init-from"):
         run(m, out, lr=3e-3)
     with pytest.raises(Mismatch, match="seed was 3, now 4"):
         run(m, out, seed=4)
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_says_what_to_do(m, tmp_
 
     real = loop.ttt_loss
     monkeypatch.setattr(loop, "ttt_loss", broken)
-    with pytest.raises(EyasError, match=r"not finite at step 1. Lower train.lr \(now 0.002\).*another --out"):
+    with pytest.raises(EyasError, match=r"not finite at step 1. Lower train.lr \(now 0.001\).*another --out"):
         run(m, tmp_path / "a")
     document = m.features.document
 

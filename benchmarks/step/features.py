@@ -19,13 +19,15 @@ import torch
 from eyas.artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, sha256_file, sha256_json
 from eyas.engines.environment import cache_root
 from eyas.errors import BadInput
-from eyas.features.extract import extract, feature_meta, teacher
+from eyas.features.count import count_supervised
+from eyas.features.extract import extract, feature_meta
 from eyas.features.layout import SCHEMA, teacher_rows
+from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.writer import ShardBuffer, ShardWriter
 from eyas.target.facts import read_facts
 from eyas.target.weights import load_ends
-from eyas.vocab import VocabMap, count_supervised
+from eyas.vocab import VocabMap
 
 from .works import DRAFT_VOCAB, Work
 
