@@ -22,7 +22,6 @@ import torch
 from ..draft.model import Draft
 from ..features.reader import FeatureSet
 
-TOKENS = 100_000  # supervised rows for a few thousand unknowns each; with 30,000 a draft begins 0.026 of τ lower
 FEEDBACK_TOKENS = 4_000  # for one unknown
 RIDGE = 1e-2  # of the mean diagonal: keeps directions that the inputs hardly use near zero
 BLOCK = 4096  # rows that are multiplied out at once
@@ -41,8 +40,8 @@ class LinearGuess:
 
 
 @torch.no_grad()
-def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int) -> LinearGuess:
-    """Ridge regression over supervised rows of randomly chosen documents, `TOKENS` or all that there are.
+def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int, rows: int = 100_000) -> LinearGuess:
+    """Ridge regression over supervised rows of randomly chosen documents, `rows` or all that there are.
 
     scale [H]: the final norm's factor, divided out because the draft's own norm applies it again.
     """
@@ -75,10 +74,10 @@ def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int
             continue
         held.append((x, y))
         used, block = used + len(x), block + len(x)
-        if block >= BLOCK or used >= TOKENS:
+        if block >= BLOCK or used >= rows:
             add()
             block = 0
-        if used >= TOKENS:
+        if used >= rows:
             break
     add()
     covariance = gram[wide:, wide:] / max(1, used)

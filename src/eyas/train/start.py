@@ -86,7 +86,7 @@ def initialise(
     scale = _norm_weight(ends)
     draft.norm.weight.copy_(scale)
     if settings.start == "regression":
-        guess = fit_guess(draft, features, scale, seed)
+        guess = fit_guess(draft, features, scale, seed, settings.start_rows)
         write_guess(draft, guess)
         if draft.conventions.norm_output:
             fold_norm(draft, guess, features, scale, seed)
