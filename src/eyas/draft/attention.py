@@ -83,10 +83,8 @@ class AskedRows:
     def _cut(self, heads: int, window: int | None) -> Iterator[Tile]:
         most = self.limit.shape[1]
         budget, height = TILE_ON_CPU if self.limit.device.type == "cpu" else TILE_ELSEWHERE
-        inside = self.limit >= 0
-        last = self.limit.masked_fill(~inside, -1).split(height, 1)
-        first = self.limit.masked_fill(~inside, torch.iinfo(torch.int64).max).split(height, 1)
-        highs = torch.stack([part.amax(1) for part in last]).tolist()  # [row tiles, B]
+        first = self.limit.masked_fill(self.limit < 0, torch.iinfo(torch.int64).max).split(height, 1)
+        highs = torch.stack([part.amax(1) for part in self.limit.split(height, 1)]).tolist()  # [row tiles, B]
         lows = torch.stack([part.amin(1) for part in first]).tolist()
         for t, (high, low) in enumerate(zip(highs, lows, strict=True)):
             rows = slice(t * height, min(most, (t + 1) * height))
