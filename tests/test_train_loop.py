@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.target.weights import load_ends
-from eyas.train import checkpoints, loop, record
+from eyas.train import checkpoints, loop, objective, record
 from eyas.vocab import VocabMap
 from training import SETTINGS, Material, die, exit_code_of, material, records, run
 
@@ -147,9 +147,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(m, whole, tmp_path):
 
 def test_newer_damaged_checkpoints_do_not_crowd_out_good_ones(tmp_path):
     for step in (2, 9):
-        checkpoints.save(tmp_path, step, {"w": torch.ones(1)}, [], {"identity": {}}, keep=1)
+        checkpoints.save(tmp_path, step, {"w": torch.ones(1)}, {}, {"identity": {}}, keep=1)
     (tmp_path / "step-000009" / checkpoints.STATE).unlink()
-    checkpoints.save(tmp_path, 2, {"w": torch.ones(1)}, [], {"identity": {}}, keep=1)
+    checkpoints.save(tmp_path, 2, {"w": torch.ones(1)}, {}, {"identity": {}}, keep=1)
     assert checkpoints.steps(tmp_path) == [2]
 
 
@@ -209,8 +209,8 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_says_what_to_do(m, tmp_
         loss, sums = real(*args, **kwargs)
         return loss * float("nan"), sums
 
-    real = loop.ttt_loss
-    monkeypatch.setattr(loop, "ttt_loss", broken)
+    real = objective.ttt_loss
+    monkeypatch.setattr(objective, "ttt_loss", broken)
     with pytest.raises(EyasError, match=r"not finite at step 1. Lower train.lr \(now 0.001\).*another --out"):
         run(m, tmp_path / "a")
     document = m.features.document

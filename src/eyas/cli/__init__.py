@@ -114,7 +114,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         click.echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
         code = 130
     except EyasError as error:
-        click.echo(f"eyas: {error}", err=True)
+        rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
+        click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         _hush()

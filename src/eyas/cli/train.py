@@ -6,6 +6,7 @@ eyas train runs/demo/extract --vocab runs/demo/vocab --target smollm2 --out runs
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ The same command goes on where a killed one stopped and ends in the same weights
 directory in float32; `eyas export` rounds it for engines), metrics.jsonl, tensorboard/ and checkpoints/. With
 --held-out, the accept length is predicted while training, by chain drafting on features kept out of it.
 
+Under torchrun several processes, on any number of machines that see the same files, train one draft: the same steps
+over the same documents as one process, shared out. Each holds the whole draft (DDP), or a shard of its weights and
+optimizer with --set parallel=fsdp. A killed run goes on with any other number of processes.
+
 Settings come from --config (the `train:` section of a recipe, or a whole recipe) and from --set, which wins.
 
 \b
@@ -24,6 +29,7 @@ Examples:
   eyas train runs/demo/features --vocab runs/demo/vocab --target smollm2 --out runs/demo/train
   eyas train FEATURES --vocab VOCAB --target T --held-out HELDOUT --set epochs=4 --set lr=2e-3 --out RUN
   eyas train FEATURES --target T --init-from OLD_DRAFT --set epochs=1 --out RUN    # fine-tune, keeps its map
+  torchrun --nproc-per-node 8 -m eyas train FEATURES --vocab VOCAB --target T --device cuda --out RUN
 """
 
 
@@ -41,7 +47,9 @@ Examples:
 )
 @click.option("--init-from", type=click.Path(path_type=Path), help="A draft to go on from; its map is kept.")
 @click.option("--seed", default=0, show_default=True, help="Of initial weights and data order.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="cpu, cuda (under torchrun: one for each process), cuda:1."
+)
 @click.option("--show-settings", is_flag=True, help="Print all settings with their values and meaning, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: counts and predicted accept length.")
 @click.pass_context
@@ -79,6 +87,8 @@ def command(
         vocab_map=VocabMap.load(vocab) if vocab else None,
         held_out=FeatureSet.open(held_out) if held_out else None, settings=chosen, seed=seed, device=device,
     )  # fmt: skip
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return
     if as_json:
         click.echo(json.dumps({**counts, "draft": str(out / "draft")}))
         return

@@ -11,8 +11,12 @@ Shapes: N tokens of all documents, R asked rows, B documents, h heads, kv key he
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .attention import AskedRows, Packing, attend
 from .functions import rotate
@@ -20,19 +24,22 @@ from .model import Draft, DraftLayer
 
 __all__ = ["Packing", "Unroll"]
 
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
 
 class Unroll:
     """One unrolled pass. `start` runs step 0, each `step` the next; both return the outputs h [R, H] of asked rows.
 
     `ids` int64 [N], `aux` [N, T*Ht], `rows` int64 [R] ascending: rows i whose outputs are wanted (i + 1 < its
-    document's end). Gradients flow through everything but `ids`.
+    document's end). Gradients flow through everything but `ids`. recompute: of each step only inputs, outputs, keys and
+    values are kept for the backward pass, which runs the step again.
     """
 
-    def __init__(self, draft: Draft, packing: Packing, rows: torch.Tensor) -> None:
-        self.draft, self.packing = draft, packing
+    def __init__(self, draft: Draft, packing: Packing, rows: torch.Tensor, recompute: bool = False) -> None:
+        self.draft, self.packing, self.recompute = draft, packing, recompute
         self.asked = AskedRows(packing, rows)
-        self._own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in draft.all_layers()]  # [R, kv, d]
-        self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # step-0 keys and values [B * kv, longest, d]
+        self._own: list[list[KeysValues]] = [[] for _ in draft.all_layers()]  # [R, kv, d]
+        self._first: list[KeysValues] = []  # step-0 keys and values [B * kv, longest, d]
         self.k = 0
         layer = draft.midlayer
         attn, size = layer.self_attn, draft.shape.hidden_size
@@ -50,7 +57,31 @@ class Unroll:
 
     def start(self, embedded: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
         """Step 0. embedded [N, (h+2kv)d]: row i's entry is that of its input token x_{i+1}; aux [N, T*Ht] -> [R, H]."""
-        draft, rows = self.draft, self.asked.rows
+        x, self._first = self._run(self._start, embedded, aux, self.asked)
+        self.k = 1
+        return x
+
+    def step(self, embedded: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Step k >= 1 for the asked rows: embedded [R, (h+2kv)d] of x_{i+1+k}, state [R, H] from `Draft.feedback`."""
+        x, self._own = self._run(self._step, embedded, state, self.asked, self._own, self.k)
+        self.k += 1
+        return x
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Go on with a subset of the asked rows: `kept` int64 [R'] indexes the present ones, ascending."""
+        self.asked = AskedRows(self.packing, self.asked.rows[kept])
+        self._own = [[(k.index_select(0, kept), v.index_select(0, kept)) for k, v in own] for own in self._own]
+
+    def _run(self, step: Callable[..., Any], *given: Any) -> Any:
+        """`step` must change nothing of this object: it may run twice."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(step, *given, use_reentrant=False, preserve_rng_state=False)
+        return step(*given)
+
+    def _start(
+        self, embedded: torch.Tensor, aux: torch.Tensor, asked: AskedRows
+    ) -> tuple[torch.Tensor, list[KeysValues]]:
+        draft, rows, first = self.draft, asked.rows, []
         cos, sin = draft.angles(self.packing.position)
         x = draft.fuse(aux)  # [N, H]
         everything = torch.arange(len(x), device=x.device)
@@ -62,33 +93,25 @@ class Unroll:
             q, k, v = self._project(layer, normed, embedded, None if not last else rows)
             q, k = self._heads(layer, q, k, (cos[out_rows], sin[out_rows]), (cos, sin))
             v = v.unflatten(-1, (-1, layer.self_attn.head_dim))
-            self._first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
-            asked = self.asked if last else AskedRows(self.packing, everything)
-            out = self._attend(layer, index, q, asked)
+            first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
+            out = self._attend(q, first[-1], [], asked if last else AskedRows(self.packing, everything))
             residual = layer.residual(x, normed)
             x = layer.finish(residual.index_select(0, rows) if last else residual, out)
-        self.k = 1
-        return x
+        return x, first
 
-    def step(self, embedded: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Step k >= 1 for the asked rows: embedded [R, (h+2kv)d] of x_{i+1+k}, state [R, H] from `Draft.feedback`."""
-        step = self.k * self.draft.conventions.rope_step
-        cos, sin = self.draft.angles(self.packing.position[self.asked.rows] + step)
-        x = state
+    def _step(
+        self, embedded: torch.Tensor, state: torch.Tensor, asked: AskedRows, own: list[list[KeysValues]], k: int
+    ) -> tuple[torch.Tensor, list[list[KeysValues]]]:
+        cos, sin = self.draft.angles(self.packing.position[asked.rows] + k * self.draft.conventions.rope_step)
+        x, grown = state, []
         for index, layer in enumerate(self.draft.all_layers()):
             normed = layer.hidden_norm(x)
-            q, k, v = self._project(layer, normed, embedded, None)
-            q, k = self._heads(layer, q, k, (cos, sin), (cos, sin))
-            self._own[index].append((k, v.unflatten(-1, (-1, layer.self_attn.head_dim))))
-            out = self._attend(layer, index, q, self.asked)
+            q, key, v = self._project(layer, normed, embedded, None)
+            q, key = self._heads(layer, q, key, (cos, sin), (cos, sin))
+            grown.append([*own[index], (key, v.unflatten(-1, (-1, layer.self_attn.head_dim)))])
+            out = self._attend(q, self._first[index], grown[-1], asked)
             x = layer.finish(layer.residual(x, normed), out)
-        self.k += 1
-        return x
-
-    def keep(self, kept: torch.Tensor) -> None:
-        """Go on with a subset of the asked rows: `kept` int64 [R'] indexes the present ones, ascending."""
-        self.asked = AskedRows(self.packing, self.asked.rows[kept])
-        self._own = [[(k.index_select(0, kept), v.index_select(0, kept)) for k, v in own] for own in self._own]
+        return x, grown
 
     def _project(
         self, layer: DraftLayer, normed: torch.Tensor, embedded: torch.Tensor, q_rows: torch.Tensor | None
@@ -114,7 +137,6 @@ class Unroll:
             q, k = attn.q_norm(q), attn.k_norm(k)
         return rotate(q, *at_q), rotate(k, *at_k)
 
-    def _attend(self, layer: DraftLayer, index: int, q: torch.Tensor, asked: AskedRows) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, first: KeysValues, own: list[KeysValues], asked: AskedRows) -> torch.Tensor:
         """q [R, h, d] over step-0 keys (causal) and the row's own later keys -> [R, h*d]."""
-        keys, values = self._first[index]
-        return attend(q, keys, values, self._own[index], asked, self.draft.conventions.sliding_window)
+        return attend(q, *first, own, asked, self.draft.conventions.sliding_window)

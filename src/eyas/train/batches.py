@@ -15,7 +15,7 @@ import torch
 
 from ..draft.unroll import Packing
 from ..features.reader import FeatureSet
-from .objective import Batch
+from .objective import Batch, run_lengths, weights_of_runs
 
 WINDOW = 256  # documents sorted by length together: enough to match lengths, few enough to keep the order random
 
@@ -30,17 +30,7 @@ def plan_epoch(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> list[
     batches: list[list[int]] = []
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
-        window = window[np.argsort(lengths[window], kind="stable")]
-        held: list[int] = []
-        size = 0
-        for doc in window.tolist():
-            if held and size + int(lengths[doc]) > tokens:
-                batches.append(held)
-                held, size = [], 0
-            held.append(doc)
-            size += int(lengths[doc])
-        if held:
-            batches.append(held)
+        batches += _cut(window[np.argsort(lengths[window], kind="stable")].tolist(), lengths, tokens)
     rng.shuffle(batches)
     return batches
 
@@ -71,6 +61,49 @@ def steps_in(lengths: np.ndarray, tokens: int, micro_tokens: int, seed: int, epo
         seen += sum(int(lengths[batch].sum()) for batch in step)
         steps += 1
     return max(1, steps)
+
+
+def share_step(step: list[list[int]], lengths: np.ndarray, micro_tokens: int, rank: int, world: int) -> list[list[int]]:
+    """The micro-batches of one of `world` processes; all have equally many, of which some may be empty.
+
+    A step holds the same documents however many share it. The longest are dealt first, each to whom has least.
+    """
+    if world == 1:
+        return step
+    docs = sorted((doc for batch in step for doc in batch), key=lambda doc: (-int(lengths[doc]), doc))
+    shares: list[list[int]] = [[] for _ in range(world)]
+    held = [0] * world
+    for doc in docs:
+        least = min(range(world), key=held.__getitem__)
+        shares[least].append(doc)
+        held[least] += int(lengths[doc])
+    cut = [_cut(share[::-1], lengths, micro_tokens) for share in shares]
+    most = max(map(len, cut))
+    return cut[rank] + [[] for _ in range(most - len(cut[rank]))]
+
+
+def _cut(docs: Sequence[int], lengths: np.ndarray, tokens: int) -> list[list[int]]:
+    """Batches in the given order, each of at most `tokens` tokens unless one document alone is longer."""
+    batches: list[list[int]] = []
+    size = 0
+    for doc in docs:
+        if not batches or size + int(lengths[doc]) > tokens:
+            batches.append([])
+            size = 0
+        batches[-1].append(doc)
+        size += int(lengths[doc])
+    return batches
+
+
+def supervised_rows(features: FeatureSet, docs: Sequence[int], steps: int) -> torch.Tensor:
+    """sum_i w(i,k) over documents for k < steps, float64 [steps], from their masks alone."""
+    masks = [features.document(doc)["mask"] for doc in docs]
+    if not masks:
+        return torch.zeros(steps, dtype=torch.float64)
+    offsets = torch.tensor([0, *map(len, masks)]).cumsum(0)
+    runs = run_lengths(torch.cat(masks), offsets)
+    runs[offsets[:-1]] = 0  # no row comes before a document's first token
+    return weights_of_runs(runs, steps)
 
 
 def make_batch(features: FeatureSet, docs: Sequence[int], device: torch.device | str = "cpu") -> Batch:

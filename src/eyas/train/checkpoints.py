@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, remove_leftovers, sha256_file
 from ..errors import EyasError, Mismatch
+from .ranks import like, whole
 
 SCHEMA = "eyas-training/1"
 FOLDER = "checkpoints"
@@ -48,11 +49,11 @@ def save(
     folder: Path,
     step: int,
     weights: Mapping[str, torch.Tensor],
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizer: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Write `folder/step-NNNNNN`, then remove all but the newest `keep`. State must be JSON.
+    """Write `folder/step-NNNNNN`, then remove all but the newest `keep`. State must be JSON, optimizer from `flatten`.
 
     Raises EyasError naming the file where the disk is full; earlier checkpoints are then still there.
     """
@@ -60,7 +61,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_dir(out) as temporary:
         atomic_save_safetensors(weights, temporary / WEIGHTS)
-        atomic_save_safetensors({**flatten(optimizers), **rng_states()}, temporary / OPTIMIZER)
+        atomic_save_safetensors({**optimizer, **rng_states()}, temporary / OPTIMIZER)
         digests = {name: sha256_file(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
         record = {"schema": SCHEMA, "step": step, "files": digests, **state}
         atomic_write_json(temporary / STATE, record)
@@ -150,22 +151,27 @@ def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def flatten(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """Optimizer states as flat tensors `{optimizer}.{parameter}.{name}`; numbers become 0-d tensors."""
+    """Optimizer states as flat tensors `{optimizer}.{parameter}.{name}`; numbers become 0-d tensors, shards whole ones.
+
+    So a checkpoint does not tell how many processes wrote it. With FSDP2 all of them must call this.
+    """
     out = {}
     for i, optimizer in enumerate(optimizers):
         for p, values in optimizer.state_dict()["state"].items():
             for name, value in values.items():
-                out[f"{i}.{p}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+                out[f"{i}.{p}.{name}"] = whole(torch.as_tensor(value).detach()).cpu().contiguous()
     return out
 
 
 def restore(optimizers: Sequence[torch.optim.Optimizer], tensors: Mapping[str, torch.Tensor]) -> None:
     """The inverse of `flatten`, into optimizers made with the same parameters in the same order."""
     for i, optimizer in enumerate(optimizers):
-        whole = optimizer.state_dict()
-        whole["state"] = {}
+        full = optimizer.state_dict()
+        full["state"] = {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for name, tensor in tensors.items():
             if name.startswith(f"{i}."):
                 _, p, key = name.split(".", 2)
-                whole["state"].setdefault(int(p), {})[key] = tensor
-        optimizer.load_state_dict(whole)
+                cut = like(tensor, parameters[int(p)]) if tensor.ndim else tensor
+                full["state"].setdefault(int(p), {})[key] = cut
+        optimizer.load_state_dict(full)

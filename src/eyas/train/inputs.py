@@ -35,8 +35,8 @@ STAGE = "train"
 DRAFT = "draft"
 OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock"}
 TEMPORARY = ".eyas-tmp-"
-# What only decides how often to save, or where the draft was found, does not make it another run.
-INDIFFERENT = {"save_every", "keep", "init_from"}
+# What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
+INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
 OF_A_NEW_DRAFT = ("num_layers", "intermediate_size", "norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")
 # The objective's reading of these, for drafts that were trained under another; decoding does not depend on them.

@@ -2,12 +2,14 @@
 
     eyas train runs/demo/extract --vocab runs/demo/vocab --target smollm2 --held-out runs/demo/heldout --out RUN
 
-The same command goes on where a killed one stopped, and ends in the same weights.
-    Exercise it:  pytest tests/test_train_loop.py
+The same command goes on where a killed one stopped, and ends in the same weights. Under torchrun all processes call
+`train` alike: rank 0 writes, and every step's documents are shared out (ranks.py).
+    Exercise it:  pytest tests/test_train_loop.py tests/test_train_ranks.py
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -18,17 +20,19 @@ import torch
 
 from ..artifacts import is_current, read_manifest, sha256_json, write_manifest
 from ..draft.checkpoint import save_draft
+from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
 from ..machine import choose_precision, reuse_large_allocations
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
-from .batches import make_batch, plan_steps, steps_in
+from .batches import make_batch, plan_steps, share_step, steps_in, supervised_rows
 from .evaluate import predict_accept_length
 from .inputs import DRAFT, STAGE, Inputs, check_device, check_out, non_finite, prepare
 from .muon import Muon
-from .objective import Batch, StepSums, ttt_loss
+from .objective import Objective, StepSums
+from .ranks import ALONE, Ranks, connected, gathered, joining, sharded, spread, whole
 from .record import METRICS, Recorder
 from .settings import TrainSettings
 
@@ -51,38 +55,42 @@ def train(
     `manifest.json`. Needs only embedding, head and final norm of the target. With `settings.init_from` the vocabulary
     map is that draft's and `vocab_map` must be None or equal. A finished, unchanged run is left as it is.
     Raises Mismatch for features, a map or checkpoints that do not belong together, BadInput for what cannot be trained,
-    EyasError for a gradient that is not finite and for a full disk.
+    EyasError for a gradient that is not finite, for a full disk, and where processes see different folders.
     """
     settings, out = settings or TrainSettings(), Path(out_dir)
-    where = check_device(device)
-    settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
-    check_out(out)
-    with locked(out):
-        return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress)
+    with connected(device) as ranks, contextlib.ExitStack() as held:
+        where = check_device(ranks.device(device))
+        settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
+        if ranks.first:
+            check_out(out)
+            held.enter_context(locked(out))
+        return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress, ranks)
 
 
 def _train(
     features: FeatureSet, out: Path, target_dir: Path, vocab_map: VocabMap | None, held_out: FeatureSet | None,
-    settings: TrainSettings, seed: int, device: torch.device, progress: bool,
+    settings: TrainSettings, seed: int, device: torch.device, progress: bool, ranks: Ranks,
 ) -> dict[str, Any]:  # fmt: skip
     started = time.monotonic()
     given = prepare(features, target_dir, vocab_map, held_out, settings, seed)
     measured = sha256_json(held_out.manifest["files"]) if held_out is not None else ""
     inputs = {**given.digests, "held_out": measured}
     config = {**given.identity["settings"], "seed": seed}
-    if is_current(out, STAGE, inputs, config):
-        return read_manifest(out)["counts"]
-    held = checkpoints.latest(out / checkpoints.FOLDER, given.identity)
-    if held is None:
+    done = ranks.agree(read_manifest(out)["counts"] if ranks.first and is_current(out, STAGE, inputs, config) else None)
+    if done is not None:
+        return done
+    held = _latest(out / checkpoints.FOLDER, given.identity, ranks)
+    if held is None and ranks.first:
         given.initialise()
     reuse_large_allocations()
-    run = Run(given, settings, seed, device)
-    if held is not None:
-        run.resume(held)
+    run = Run(given, settings, seed, device, ranks, held)
     counts = run.go(out, progress, held.damaged if held else [])
+    draft = run.trained()
+    if not ranks.first:
+        return counts
     meta = features.meta
     save_draft(
-        given.draft.cpu(), given.vocab_map, out / DRAFT, facts=given.facts,
+        draft, given.vocab_map, out / DRAFT, facts=given.facts,
         fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template},
         predicted=counts.get("predicted"),
         provenance={"inputs": inputs, "settings": settings.model_dump(), "seed": seed, "steps": run.step,
@@ -90,18 +98,42 @@ def _train(
     )  # fmt: skip
     files = [METRICS] + [f"{DRAFT}/{p.name}" for p in sorted((out / DRAFT).iterdir()) if p.is_file()]
     write_manifest(
-        out, STAGE, inputs=inputs, config=config, conventions=given.draft.conventions.to_dict(), counts=counts,
+        out, STAGE, inputs=inputs, config=config, conventions=draft.conventions.to_dict(), counts=counts,
         duration_s=time.monotonic() - started, files=files, seed=seed,
     )  # fmt: skip
     return counts
 
 
-class Run:
-    """The state of a run in memory: what a checkpoint holds, and what can be made again from the inputs."""
+def _latest(folder: Path, identity: dict[str, Any], ranks: Ranks) -> checkpoints.Checkpoint | None:
+    """The newest checkpoint; rank 0 looks first, because it clears what killed writers left."""
+    held = checkpoints.latest(folder, identity) if ranks.first else None
+    ranks.agree(None)
+    if not ranks.first:
+        held = checkpoints.latest(folder, identity)
+    if not ranks.all_same(held.step if held else -1):
+        raise EyasError(
+            f"{folder}: process {ranks.rank} finds {f'step {held.step}' if held else 'no checkpoint'} there, others "
+            f"something else. Put --out on a file system that all machines see."
+        )
+    return held
 
-    def __init__(self, given: Inputs, settings: TrainSettings, seed: int, device: torch.device) -> None:
-        self.given, self.settings, self.seed, self.device = given, settings, seed, device
+
+class Run:
+    """The state of a run in memory: what a checkpoint holds, and what can be made again from the inputs.
+
+    `held` is the checkpoint to go on from; without one the draft begins with rank 0's weights.
+    """
+
+    def __init__(
+        self, given: Inputs, settings: TrainSettings, seed: int, device: torch.device,
+        ranks: Ranks = ALONE, held: checkpoints.Checkpoint | None = None,
+    ) -> None:  # fmt: skip
+        self.given, self.settings, self.seed, self.device, self.ranks = given, settings, seed, device, ranks
         self.draft = given.draft.to(device)
+        if held is not None:
+            self.draft.load_owned(held.weights)
+        else:
+            ranks.same(self.draft.owned_state_dict().values())
         self.compute = torch.float32 if settings.dtype == "float32" else torch.bfloat16
         self.lengths = given.features.doc_lengths.numpy()
         ids, size = given.vocab_map.ids, given.vocab_map.target_size
@@ -109,12 +141,17 @@ class Run:
         self.head_rows = given.ends.head[ids].to(device=device, dtype=torch.float32)
         self.logits_of = self._logits_of(ids)
         self.draft.lm_head.weight.requires_grad_(settings.train_head)
+        self.objective = spread(Objective(self.draft), settings.parallel, ranks, device)
         self.optimizers = self._optimizers()
         self.peak = [[group["lr"] for group in opt.param_groups] for opt in self.optimizers]
         s = settings
         self.total = s.steps or steps_in(self.lengths, s.batch_tokens, s.micro_tokens, seed, s.epochs)
         self.step = self.tokens = self.rows = 0
         torch.manual_seed(seed)
+        if held is not None:
+            checkpoints.restore(self.optimizers, held.optimizer)
+            checkpoints.restore_rng(held.optimizer)
+            self.step, self.tokens, self.rows = held.step, held.state["tokens"], held.state["rows"]
 
     def _logits_of(self, ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """From the plain product with the head's rows to the target's logits (bias, scale, soft-cap); None if equal."""
@@ -137,13 +174,6 @@ class Run:
         groups = [{"params": matrices, "lr": s.lr}, {"params": rest, "lr": s.head_lr}]
         return [torch.optim.AdamW(groups, **adam)]
 
-    def resume(self, held: checkpoints.Checkpoint) -> None:
-        """Go on from a checkpoint."""
-        self.draft.load_owned(held.weights)
-        checkpoints.restore(self.optimizers, held.optimizer)
-        checkpoints.restore_rng(held.optimizer)
-        self.step, self.tokens, self.rows = held.step, held.state["tokens"], held.state["rows"]
-
     def go(self, out: Path, progress: bool, damaged: list[str]) -> dict[str, Any]:
         """All remaining steps; returns the counts."""
         s = self.settings
@@ -151,7 +181,9 @@ class Run:
         for _ in range(self.step):  # the plan costs nothing: it touches lengths only
             next(plan)
         predicted = self._evaluate() if self.step >= self.total else None
-        with Recorder(out, self.step, self.total, progress) as recorder:
+        with Recorder(
+            out if self.ranks.first else None, self.step, self.total, progress and self.ranks.first
+        ) as recorder:
             if self.step:
                 recorder.say(f"going on from step {self.step}")
             for text in damaged:
@@ -168,11 +200,28 @@ class Run:
                 recorder.step(record, self.tokens - tokens)
                 if self.step % s.save_every == 0 or done:
                     recorder.flush()
-                    state = {"identity": self.given.identity, "tokens": self.tokens, "rows": self.rows}
-                    weights = {name: tensor.cpu() for name, tensor in self.draft.owned_state_dict().items()}
-                    checkpoints.save(out / checkpoints.FOLDER, self.step, weights, self.optimizers, state, s.keep)
+                    self._save(out / checkpoints.FOLDER)
         counts = {"steps": self.step, "tokens_seen": self.tokens, "supervised_rows_seen": self.rows}
         return counts | ({"predicted": predicted} if predicted else {})
+
+    def _save(self, folder: Path) -> None:
+        weights, optimizer = self._weights(), checkpoints.flatten(self.optimizers)
+        if self.ranks.first:
+            state = {"identity": self.given.identity, "tokens": self.tokens, "rows": self.rows}
+            checkpoints.save(folder, self.step, weights, optimizer, state, self.settings.keep)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: whole(tensor).cpu() for name, tensor in self.draft.owned_state_dict().items()}
+
+    def trained(self) -> Draft:
+        """The draft on the CPU, with all its shards."""
+        if not sharded(self.objective):
+            return self.draft.cpu()
+        draft = Draft(self.draft.shape, self.draft.conventions)
+        if self.draft.embed_tokens is not None:
+            draft.set_embedding(self.draft.embed_tokens.weight.detach().cpu())
+        draft.load_owned(self._weights())
+        return draft
 
     def optimize(self, step: list[list[int]]) -> tuple[StepSums, float]:
         """One optimizer step over its micro-batches; returns sums and the gradient norm before clipping."""
@@ -181,35 +230,37 @@ class Run:
         for optimizer, peaks in zip(self.optimizers, self.peak, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * share
-        batches = [make_batch(self.given.features, docs, self.device) for docs in step]
-        denominators = torch.stack([b.weights(s.ttt_steps).cpu() for b in batches]).sum(0).clamp(min=1)
-        sums = StepSums.zeros(s.ttt_steps)
-        for batch in batches:
-            if int(batch.weights(1)) == 0:  # documents without a supervised row
-                continue
-            loss, part = self._loss(batch, denominators)
-            loss.backward()
-            sums += part
-            self.rows += int(part.rows[0])
-        self.tokens += sum(len(b.ids) for b in batches)
+        features, docs = self.given.features, [doc for batch in step for doc in batch]
+        weights = supervised_rows(features, docs, s.ttt_steps)
+        self.tokens += int(self.lengths[docs].sum())
+        self.rows += int(weights[0])
         self.step += 1
-        trained = [p for p in self.draft.parameters() if p.grad is not None]
-        if not trained:  # nothing was supervised in this step, and nothing changes
+        sums = StepSums.zeros(s.ttt_steps)
+        if not weights[0]:  # nothing is supervised in this step, and nothing changes
             return sums, 0.0
-        norm = float(torch.nn.utils.clip_grad_norm_(trained, s.clip))
+        mine = share_step(step, self.lengths, s.micro_tokens, self.ranks.rank, self.ranks.world)
+        for number, batch in enumerate(mine, 1):
+            with joining(self.objective, number == len(mine)):
+                loss, part = self._loss(batch, weights.clamp(min=1))
+                (loss * self.ranks.world).backward()  # gradients are averaged over the processes, and we want their sum
+            sums += part
+        sums = StepSums(*self.ranks.sum(torch.stack([sums.loss, sums.rows, sums.right, sums.chain])))
+        trained = [p for p in self.draft.parameters() if p.grad is not None]
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(trained, s.clip)))
         if not math.isfinite(norm):
-            raise EyasError(self._not_finite([doc for docs in step for doc in docs]))
+            raise EyasError(self._not_finite(docs))
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return sums, norm
 
-    def _loss(self, batch: Batch, denominators: torch.Tensor) -> tuple[torch.Tensor, StepSums]:
+    def _loss(self, docs: list[int], denominators: torch.Tensor) -> tuple[torch.Tensor, StepSums]:
+        batch = make_batch(self.given.features, docs, self.device) if docs else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute is torch.bfloat16):
-            return ttt_loss(
-                self.draft, batch, self.head_rows, self.draft_of, steps=self.settings.ttt_steps,
+            return self.objective(
+                batch, head_rows=self.head_rows, draft_of=self.draft_of, steps=self.settings.ttt_steps,
                 decay=self.settings.decay, denominators=denominators, logits_of=self.logits_of,
-                chunk=self.settings.head_chunk, compute=self.compute,
+                chunk=self.settings.head_chunk, compute=self.compute, recompute=self.settings.recompute,
             )  # fmt: skip
 
     def _not_finite(self, docs: list[int]) -> str:
@@ -247,9 +298,11 @@ class Run:
         given, s = self.given, self.settings
         if given.held_out is None:
             return None
-        return predict_accept_length(
-            self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens
-        )
+        with gathered(self.objective):
+            return predict_accept_length(
+                self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens,
+                ranks=self.ranks,
+            )  # fmt: skip
 
 
 def _rounded(values: torch.Tensor) -> list[float]:

@@ -3,7 +3,9 @@
 torch.optim.Muon iterates in bfloat16 whatever the device; on a CPU without bf16 instructions that costs several times
 the backward pass (docs/experiments.md). This one iterates in float32 there and is otherwise the same rule: Nesterov
 momentum, five Newton-Schulz steps, update scaled to AdamW's root mean square (0.2 sqrt(max(rows, columns)), Liu et al.
-2025, arXiv 2502.16982, eq. 4), decoupled weight decay.   Exercise it:  pytest tests/test_train_muon.py
+2025, arXiv 2502.16982, eq. 4), decoupled weight decay. Of
+a matrix in shards (FSDP2) every process makes the whole update and keeps its part.
+    Exercise it:  pytest tests/test_train_muon.py
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 import torch
 
 from ..machine import choose_precision
+from .ranks import like, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest at zero, singular values end in about 0.7..1.2
 
@@ -84,6 +87,6 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(p)
                 buffer = state["momentum"]
                 buffer.lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]), group["ns_steps"])
+                update = orthogonalise(whole(p.grad.lerp(buffer, group["momentum"])), group["ns_steps"])
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update.to(p.dtype), alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)
+                p.add_(like(update.to(p.dtype), p), alpha=-group["lr"] * 0.2 * max(p.shape) ** 0.5)

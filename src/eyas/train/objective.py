@@ -10,8 +10,10 @@ target's probabilities over the WHOLE vocabulary (not renormalised) and q the dr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..draft.model import Draft
 from ..draft.unroll import Packing, Unroll
@@ -31,6 +33,12 @@ def run_lengths(mask: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     begins[offsets] = offsets  # a document's own first token does not end its run: look strictly ahead
     next_document = begins[1:].flip(0).cummin(0).values.flip(0)
     return (torch.minimum(unsupervised, next_document) - index) * mask.bool()
+
+
+def weights_of_runs(runs: torch.Tensor, steps: int) -> torch.Tensor:
+    """How many of `runs` (int64, each the run length of the token after a row) reach k + 2, float64 [steps]."""
+    counts = torch.bincount(runs.clamp(max=steps + 1), minlength=steps + 2)
+    return counts.flip(0).cumsum(0).flip(0)[2 : steps + 2].double()
 
 
 @dataclass
@@ -58,8 +66,7 @@ class Batch:
 
     def weights(self, steps: int) -> torch.Tensor:
         """sum_i w(i,k) for k < steps, float64 [K]."""
-        counts = torch.bincount(self.run.clamp(max=steps + 1), minlength=steps + 2)
-        return counts.flip(0).cumsum(0).flip(0)[2 : steps + 2].double()
+        return weights_of_runs(self.run, steps)
 
 
 @dataclass
@@ -109,15 +116,17 @@ def ttt_loss(
     logits_of: object = None,
     chunk: int = 512,
     compute: torch.dtype = torch.float32,
+    recompute: bool = False,
 ) -> tuple[torch.Tensor, StepSums]:
     """The loss of one (micro-)batch, and its sums.
 
     head_rows [D, H]: the target's head on the draft ids; draft_of int64 [V]: draft id of a target id, -1 outside;
     denominators float64 [K]: sum_i w(i,k) over the whole optimizer batch and all ranks. Loss is a scalar to be summed
-    over micro-batches and ranks. compute: dtype of the head's products (the rest follows autocast).
+    over micro-batches and ranks. compute: dtype of the head's products (the rest follows autocast). recompute: see
+    Unroll.
     """
     rows = batch.rows(0)
-    unroll = Unroll(draft, batch.packing, rows)
+    unroll = Unroll(draft, batch.packing, rows, recompute)
     dtype = draft.fc.weight.dtype
     following = torch.cat([batch.ids[1:], batch.ids[-1:]])  # x_{i+1}; nobody reads it across a document's end
     embedded = unroll.embed(following)
@@ -151,3 +160,21 @@ def ttt_loss(
     for k, values in enumerate(torch.stack(counted).cpu() if counted else ()):  # [steps reached, 4]
         sums.loss[k], sums.rows[k], sums.right[k], sums.chain[k] = values
     return loss + head.weight_term(), sums
+
+
+class Objective(nn.Module):
+    """The loss as a module around the draft, which is what PyTorch's data parallelism wraps (ranks.py).
+
+    Its arguments are `ttt_loss`'s. Without a batch, or with one where nothing is supervised, the loss is a zero that
+    reaches every trained weight: processes that have nothing to do must still take part.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self.draft = draft
+
+    def forward(self, batch: Batch | None, **arguments: Any) -> tuple[torch.Tensor, StepSums]:
+        if batch is not None and bool((batch.run >= 2).any()):
+            return ttt_loss(self.draft, batch, **arguments)
+        zero = torch.stack([p.sum() * 0 for p in self.draft.parameters() if p.requires_grad]).sum()
+        return zero, StepSums.zeros(arguments["steps"])

@@ -23,15 +23,19 @@ BOARD = "tensorboard"
 
 
 class Recorder:
-    """Goes on from `step` in the files of `out`: lines of later steps, which will be done again, are dropped."""
+    """Goes on from `step` in the files of `out`: lines of later steps, which will be done again, are dropped.
 
-    def __init__(self, out: Path, step: int, total: int, show: bool) -> None:
-        self.path = out / METRICS
+    Writes nothing where `out` is None.
+    """
+
+    def __init__(self, out: Path | None, step: int, total: int, show: bool) -> None:
+        self.path = out / METRICS if out else Path(os.devnull)
+        self.kept = out is not None
         cut_metrics(self.path, step)
         with disk_errors(self.path):
-            out.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self.log = self.path.open("a", encoding="utf-8", buffering=1)  # a line at a time, for `tail -f`
-        self.board = _tensorboard(out / BOARD, step)
+        self.board = _tensorboard(out / BOARD, step) if out else None
         # disable=None: a bar on a terminal only.
         self.bar = tqdm(
             total=total, initial=step, desc="train", unit="step", dynamic_ncols=True, disable=None if show else True
@@ -76,8 +80,9 @@ class Recorder:
 
     def flush(self) -> None:
         """All records so far are on the disk: called before a checkpoint that says that they are."""
-        with disk_errors(self.path):
-            os.fsync(self.log.fileno())
+        if self.kept:
+            with disk_errors(self.path):
+                os.fsync(self.log.fileno())
 
     def _scalars(self, record: Mapping[str, Any]) -> None:
         if self.board is None:

@@ -45,6 +45,11 @@ class TrainSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Precision of the matrix products; weights and optimizer are float32 always. `auto`: bfloat16 where the machine
     has instructions for it."""
+    recompute: bool = False
+    """Keep no activations inside an unrolled step and make them again in the backward pass: a third slower, for
+    contexts whose activations do not fit."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every process holds the whole draft, or (FSDP2) weights, gradients and optimizer in shards."""
     head_chunk: int = Field(default=512, ge=1)
     """Rows that are projected onto the draft vocabulary at once."""
 
