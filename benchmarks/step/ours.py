@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--ttt-steps", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--recompute", action="store_true", help="train.recompute: less memory, more work")
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
     reuse_large_allocations()
@@ -86,6 +87,7 @@ def main() -> None:
     tokens = max(int(features.doc_lengths[docs].sum()) for docs in plan)
     settings = TrainSettings(
         steps=1000, batch_tokens=tokens, micro_tokens=tokens, ttt_steps=a.ttt_steps, dtype=a.dtype, optimizer="adamw",
+        recompute=a.recompute,
     )  # fmt: skip
     given = prepare(features, resolve_target(a.target), vocab, None, settings, 0)
     given.initialise()
