@@ -37,7 +37,7 @@ class Unroll:
         layer = draft.midlayer
         attn, size = layer.self_attn, draft.shape.hidden_size
         weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])  # [(h + 2 kv) d, 2H]
-        halves = (weight[:, :size], weight[:, size:])
+        halves = weight.split(size, 1)  # one gradient for both; a slice each would make two of full size
         self._w_embed, self._w_state = halves if layer.embedding_first else halves[::-1]
         self._bias = None
         if attn.q_proj.bias is not None:
