@@ -252,21 +252,26 @@ def _low_rank(matrix: torch.Tensor, covariance: torch.Tensor, rank: int) -> tupl
     """value [rank, H] and out [H, rank] whose product is closest to `matrix` [H, H] on inputs of that covariance.
 
     Reduced-rank regression (Izenman 1975): the singular values of matrix @ covariance^(1/2) tell what to keep. Both
-    factors get the root of a singular value; beyond H they are zero.
+    factors get the root of a singular value; beyond H they are zero. Where there is room for all, as in targets with as
+    many key heads as query heads, nothing has to be told apart: decomposing squares of 7,168 would take many minutes.
     """
+    size = len(matrix)
+    value, out = torch.zeros(rank, size), torch.zeros(size, rank)
+    if rank >= size:
+        scale = max(float(matrix.norm()) / size**0.5, 1e-12) ** 0.5  # root of the singular values' root mean square
+        value[:size] = matrix / scale
+        out.fill_diagonal_(scale)
+        return value, out
     spread, axes = torch.linalg.eigh(covariance.double())
     root = spread.clamp(min=1e-9 * float(spread.max())).sqrt()
     whitened = matrix.double() @ (axes * root)  # its singular values are the wanted ones; axes.T only turns the inputs
     # Left vectors from the square: several times cheaper than a decomposition of the matrix itself, and since they are
     # orthonormal the product of all factors is the matrix, however little is known of the smallest values.
     square, left = torch.linalg.eigh(whitened @ whitened.T)
-    keep = min(rank, len(square))
-    left = left.flip(1)[:, :keep]  # strongest first
-    weight = square.flip(0)[:keep].clamp(min=1e-18 * float(square.max()) + 1e-300) ** 0.25
-    value = torch.zeros(rank, len(matrix))
-    out = torch.zeros(len(matrix), rank)
-    value[:keep] = ((left / weight).T @ whitened @ (axes / root).T).float()
-    out[:, :keep] = (left * weight).float()
+    left = left.flip(1)[:, :rank]  # strongest first
+    weight = square.flip(0)[:rank].clamp(min=1e-18 * float(square.max()) + 1e-300) ** 0.25
+    value.copy_((left / weight).T @ whitened @ (axes / root).T)
+    out.copy_(left * weight)
     return value, out
 
 
