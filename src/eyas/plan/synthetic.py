@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..artifacts import atomic_write_json, canonical_json, is_current, read_manifest, sha256_json
+from ..artifacts import atomic_write_json, canonical_json, is_current, sha256_json
 from ..chat import Encoded
 from ..draft.assemble import Piece, assemble
 from ..draft.directory import WEIGHTS
@@ -68,12 +68,6 @@ def synthetic_target(out: Path, config: Mapping[str, Any], seed: int = 0) -> Pat
     return out
 
 
-def is_synthetic(folder: str | Path) -> bool:
-    """Did Eyas make this target up?"""
-    path = Path(folder) / "config.json"
-    return path.is_file() and MARK in json.loads(path.read_text(encoding="utf-8"))
-
-
 def synthetic_features(
     out: Path,
     target: Path,
@@ -89,14 +83,8 @@ def synthetic_features(
 
     Ids follow Zipf's law; taps are noise; a final state is what makes the following token the target's choice, with
     noise. target: any target's folder, of which both ends are read. Finished, unchanged features are kept.
-    Raises BadInput for lengths that leave no answer.
+    Raises BadInput as `documents_of`.
     """
-    answer = round(length * supervised)
-    if documents < 1 or answer < 2 or answer >= length:
-        raise BadInput(
-            f"{documents} documents of {length} tokens, {supervised:g} of them supervised: a document needs a prompt "
-            f"and an answer of at least two tokens"
-        )
     began = time.monotonic()
     facts = read_facts(target)
     meta = feature_meta(target, facts, taps)
@@ -106,7 +94,7 @@ def synthetic_features(
     if is_current(out, STAGE, inputs, config, SCHEMA) and shards_whole(out):
         return FeatureSet.open(out)
     ends = load_ends(target, facts)
-    collection = Collection(list(_documents(facts.vocab_size, documents, length, answer, seed)))
+    collection = Collection(list(documents_of(facts.vocab_size, documents, length, supervised, seed)))
 
     def compute(chosen: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
         _fill(chosen, buffer, ends, meta.taps, advance)
@@ -118,15 +106,20 @@ def synthetic_features(
     return FeatureSet.open(out)
 
 
-def made_up(features: FeatureSet) -> bool:
-    """Are these states that nobody computed?"""
-    return "synthetic" in read_manifest(features.dir)["config"]
-
-
 # ------------------------------------------------------------------------------------------------ features
 
 
-def _documents(vocab_size: int, count: int, length: int, answer: int, seed: int) -> Iterator[Document]:
+def documents_of(vocab_size: int, count: int, length: int, supervised: float, seed: int = 0) -> Iterator[Document]:
+    """Documents of about `length` tokens by Zipf's law, the last share `supervised` of each under the loss mask.
+
+    Raises BadInput for lengths that leave no prompt or no answer.
+    """
+    answer = round(length * supervised)
+    if count < 1 or answer < 2 or answer >= length:
+        raise BadInput(
+            f"{count} documents of {length} tokens, {supervised:g} of them supervised: a document needs a prompt and "
+            f"an answer of at least two tokens; choose other --documents, --length or --supervised"
+        )
     rng = np.random.default_rng(seed)
     weights = np.cumsum(1 / (np.arange(vocab_size) + ZIPF_SHIFT))
     order = np.random.default_rng(0).permutation(vocab_size)  # which ids are frequent is the same for every seed
