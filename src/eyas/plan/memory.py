@@ -8,6 +8,7 @@ train/head_loss.py for training, in which everything but bfloat16 products is fl
 from __future__ import annotations
 
 from ..draft.shape import DraftShape
+from ..draft.unroll import JOINED
 from ..features.passes import LOGIT_BYTES
 from ..features.writer import DEFAULT_SHARD_BYTES
 from ..train.linear import fit_bytes
@@ -71,13 +72,15 @@ def training_memory(
         line("K steps of the layer", "B", "4*s*B*K*N*(8*H + 3*q + 3*kv + 3*I)", **pick(z, "s B K N H q kv I")),
         line("teacher and logits", "B", "4*(s*B*(D + 3*H) + c*D)", **pick(z, "s B c D H")),
     ]
-    joined = line("q, k, v joined", "B", "4*2*H*(q + 2*kv)", **pick(z, "H q kv"))
+    # The two halves of their gradient, and a joined copy of the weights where they are small (draft/unroll.py).
+    copies = 2 if 2 * z["H"] * (z["q"] + 2 * z["kv"]) <= JOINED else 1
+    halves = line("q, k, v: halves of gradients", "B", "4*copies*H*(q + 2*kv)*2", copies=copies, **pick(z, "H q kv"))
     gathered = line("the head's gradient, gathered", "B", "4*f*D*H", f=int(settings.train_head), **pick(z, "D H"))
     gradients = line("gradients", "B", "4*P_trained", P_trained=learnt)
     several = int(settings.batch_tokens > settings.micro_tokens)
     step = line(
-        "a step beside them", "B", "joined + gathered + max(activations + several*gradients, gradients + joined)",
-        joined=joined.result, gathered=gathered.result, activations=sum(x.result for x in forward),
+        "a step beside them", "B", "gathered + max(activations + several*gradients, gradients + halves)",
+        halves=halves.result, gathered=gathered.result, activations=sum(x.result for x in forward),
         several=several, gradients=gradients.result,
     )  # fmt: skip
     summed, notes = [*always, step], ["resident set of the process" if on_cpu else "memory of the one device"]
@@ -94,7 +97,7 @@ def training_memory(
         read = min(settings.start_rows, round(tokens * supervised))
         start = fit_bytes((shape.num_taps + 1) * wide, wide, read)
         notes.append(f"the linear start, before optimizer and gradients are there, holds {start / 1e9:,.2f} GB")
-    lines = (*always, *forward, joined, gathered, gradients, step, *summed[len(always) + 1 :], at_most)
+    lines = (*always, *forward, halves, gathered, gradients, step, *summed[len(always) + 1 :], at_most)
     return Section("Memory of training", lines, tuple(notes))
 
 

@@ -138,8 +138,7 @@ def _fill(
     size = ends.facts.hidden_size
     finals, reads = [], []
     for document in documents:
-        seed = int.from_bytes(sha256_json([document.id, document.ids.tolist()]).encode()[:7], "big")
-        generator = torch.Generator().manual_seed(seed)
+        generator = _generator("final", document.id, document.ids.tolist())
         following = torch.cat([document.ids[1:], document.ids[-1:]]).long()
         toward = ends.head[following].float()  # [L, H]
         toward = toward * (CERTAINTY / toward.square().sum(-1, keepdim=True).clamp(min=1e-12))
@@ -150,7 +149,7 @@ def _fill(
     counts = [int(read.sum()) for read in reads]
     for d, (read, top1, logsumexp) in enumerate(zip(reads, best.split(counts), total.split(counts), strict=True)):
         document, n = documents[d], len(documents[d])
-        generator = torch.Generator().manual_seed(d)
+        generator = _generator("taps", document.id, document.ids.tolist())
         buffer.put(
             d,
             ids=document.ids,
@@ -170,7 +169,7 @@ def _write_ends(out: Path, facts: TargetFacts, nested: bool, seed: int) -> None:
     """model.safetensors with the names that a nested or a plain checkpoint gives its ends."""
     v, h = facts.vocab_size, facts.hidden_size
     body, head = ("language_model.model.", "language_model.lm_head.") if nested else ("model.", "lm_head.")
-    norm = torch.randn(h, generator=torch.Generator().manual_seed(seed)).mul_(0.1) + (0 if facts.norm_offset else 1)
+    norm = torch.randn(h, generator=_generator(seed, "norm")).mul_(0.1) + (0 if facts.norm_offset else 1)
     pieces = [
         Piece(f"{body}embed_tokens.weight", "BF16", (v, h), tuple(_random(v, h, seed, 0))),
         Piece(f"{body}norm.weight", "BF16", (h,), (norm.bfloat16().view(torch.uint16).numpy(),)),
@@ -185,13 +184,17 @@ def _random(rows: int, columns: int, seed: int, which: int) -> Iterator[Any]:
     """Functions that make a tensor part by part, as bfloat16 bits."""
 
     def part(start: int, count: int) -> np.ndarray[Any, Any]:
-        generator = torch.Generator().manual_seed((seed * 2 + which) * (1 << 32) + start)
-        made = torch.randn(count, columns, generator=generator).mul_(STD).bfloat16()
+        made = torch.randn(count, columns, generator=_generator(seed, which, start)).mul_(STD).bfloat16()
         return made.view(torch.uint16).numpy()
 
     step = max(1, PART_BYTES // (4 * columns))
     for start in range(0, rows, step):
         yield partial(part, start, min(step, rows - start))
+
+
+def _generator(*told: Any) -> torch.Generator:
+    """Random numbers that depend on all that is told. Of a seed torch reads 32 bits, so it must be mixed before."""
+    return torch.Generator().manual_seed(int(sha256_json(list(told))[:8], 16))
 
 
 def _write_tokenizer(out: Path, facts: TargetFacts) -> None:
