@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from eyas.conventions import Conventions
+from eyas.draft import unroll as unroll_module
 from eyas.draft.model import Draft
 from eyas.draft.shape import DraftShape
-from eyas.draft import unroll as unroll_module
 from eyas.draft.unroll import Packing, Unroll
 from eyas.errors import BadInput
 from reference import Naive

@@ -243,16 +243,22 @@ def test_calibration_runs_the_real_code(m, monkeypatch):
     from eyas.plan.calibrate import calibrate
 
     settings = TrainSettings(batch_tokens=60, ttt_steps=2)
-    given: dict = {"length": 20, "supervised": 0.6, "taps": None, "draft_vocab": 150, "batch_tokens": 64, "seconds": 0.1}
+    given: dict = {
+        "length": 20,
+        "supervised": 0.6,
+        "taps": None,
+        "draft_vocab": 150,
+        "batch_tokens": 64,
+    }
     for features in (None, m.features):
-        found = calibrate(m.target, settings, features=features, **given)
+        found = calibrate(m.target, settings, features=features, seconds=0.1, **given)
         assert found.tokens_run > 0 and found.steps_run > 0 and 20 < found.step_tokens <= 60
         assert min(found.load.wall, found.token.wall, found.step.wall) > 0
     chosen = Job(target=plan_target(str(m.target)), tokens=10_000, draft_vocab=150, length=20, settings=settings)
     machine = hardware("cpu", flops=1e11, memory=16e9)
     found = dataclasses.replace(found, step=dataclasses.replace(found.step, wall=2.0), step_tokens=50.0)
     time = make_plan(chosen, machine, found)["Time and cost"]
-    assert time["training"].result == pytest.approx(3 * 10_000 / 50 * 2.0, rel=0.05)
+    assert time["training"].result == pytest.approx(3 * 10_000 / 50 * 2.0 + found.begin.wall, rel=0.05)
 
 
 def test_without_text_there_is_nothing_to_plan(m):

@@ -7,6 +7,7 @@ given features. Wall time and, since other jobs may share the machine, CPU time 
 
 from __future__ import annotations
 
+import os
 import resource
 import tempfile
 import time
@@ -46,6 +47,8 @@ class Timing:
 class Calibration:
     """What was measured here."""
 
+    begin: Timing
+    """From the start of the process: reading libraries."""
     load: Timing
     """Reading the target."""
     token: Timing
@@ -70,39 +73,52 @@ def calibrate(
     features: FeatureSet | None = None,
 ) -> Calibration:  # fmt: skip
     """Time extraction and training here, each for `SHARE` of `seconds` after a first piece that does not count."""
+    begin = Timing(_since_start(), time.process_time())
+    clock = _Clock(device)
+    wanted = SHARE * seconds
+    target_tokens, extracting, load = _extraction(
+        target_dir, features, clock, wanted, length=length, supervised=supervised, taps=taps,
+        batch_tokens=batch_tokens, dtype=choose_precision(dtype, device), device=device,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as made:
+        if features is None:
+            enough = max(4, 8 * settings.batch_tokens // length)
+            features = synthetic_features(
+                Path(made) / "features", target_dir, documents=enough, length=length, supervised=supervised, taps=taps
+            )
+        clock.lap()
+        step, seen = _training(features, target_dir, settings, draft_vocab, device)
+        prepared = clock.lap()
+        steps, stepping = _repeat(step, clock, wanted)
+    return Calibration(
+        begin=begin, load=load, token=extracting / target_tokens, prepare=prepared, step=stepping / steps,
+        step_tokens=seen() / (steps + 1), tokens_run=target_tokens, steps_run=steps, threads=torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _extraction(
+    target_dir: Path, features: FeatureSet | None, clock: _Clock, seconds: float, *, length: int, supervised: float,
+    taps: list[int] | None, batch_tokens: int, dtype: str, device: str,
+) -> tuple[int, Timing, Timing]:  # fmt: skip
+    """(tokens, their time, time of loading). The target is let go of on return."""
     from ..target.model import Target
 
-    clock = _Clock(device)
-    target = Target.load(target_dir, device, getattr(torch, choose_precision(dtype, device)))
+    target = Target.load(target_dir, device, getattr(torch, dtype))
     load = clock.lap()
     facts = read_facts(target_dir)
     meta = feature_meta(target_dir, facts, taps)
     count = max(2, 2 * batch_tokens // length)
-    documents = _sample(features, count) if features else list(documents_of(facts.vocab_size, count, length, supervised))
+    if features is not None:
+        documents = _sample(features, count)
+    else:
+        documents = list(documents_of(facts.vocab_size, count, length, supervised))
     buffer = ShardBuffer(meta, [len(d) for d in documents])
 
     def extract() -> int:
         fill_shard(target, documents, buffer, meta.taps, batch_tokens)
         return sum(map(len, documents))
 
-    tokens, spent = _repeat(extract, clock, SHARE * seconds)
-    del target, buffer
-
-    with tempfile.TemporaryDirectory() as made:
-        if features is None:
-            enough = max(4, 8 * settings.batch_tokens // length)
-            features = synthetic_features(
-                Path(made) / "features", target_dir, documents=enough, length=length, supervised=supervised,
-                taps=taps,
-            )  # fmt: skip
-        clock.lap()
-        step, seen = _training(features, target_dir, settings, draft_vocab, device)
-        prepared = clock.lap()
-        steps, stepping = _repeat(step, clock, SHARE * seconds)
-    return Calibration(
-        load=load, token=spent / tokens, prepare=prepared, step=stepping / steps, step_tokens=seen() / (steps + 1),
-        tokens_run=tokens, steps_run=steps, threads=torch.get_num_threads(),
-    )  # fmt: skip
+    return *_repeat(extract, clock, seconds), load
 
 
 def _training(
@@ -150,6 +166,15 @@ def _repeat(work: Callable[[], int], clock: _Clock, seconds: float) -> tuple[int
         more = clock.lap()
         spent = Timing(spent.wall + more.wall, spent.cpu + more.cpu)
     return done, spent
+
+
+def _since_start() -> float:
+    """Seconds since this process began; its CPU time where the system does not say."""
+    try:
+        began = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return float(Path("/proc/uptime").read_text().split()[0]) - began
+    except (OSError, ValueError, IndexError):
+        return time.process_time()
 
 
 class _Clock:

@@ -82,11 +82,12 @@ def number(value: float) -> str:
 def amount(value: float, unit: str) -> str:
     """A number with its unit, in the size that people read."""
     if unit == "s":
-        size, name = next(((s, n) for s, n in ((86400, "days"), (3600, "h"), (60, "min")) if value >= 2 * s), (1, "s"))
-        return f"{value / size:,.1f} {name}"
+        long = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+        span, name = next(((s, n) for s, n in long if value >= 2 * s), (1.0, "s"))
+        return f"{value / span:,.1f} {name}"
     if unit == "$":
         return f"${value:,.2f}" if value < 100 else f"${value:,.0f}"
     if unit in ("B", "FLOP"):
-        size, prefix = next(((s, p) for s, p in _UNITS if abs(value) >= s), (1, ""))
+        size, prefix = next(((s, p) for s, p in _UNITS if abs(value) >= s), (1.0, ""))
         return f"{value / size:,.{0 if size == 1 else 2}f} {prefix}{unit}"
     return f"{number(value)}{' ' + unit if unit else ''}"

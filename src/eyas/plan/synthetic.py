@@ -38,7 +38,10 @@ from ..target.weights import Ends, load_ends
 
 MARK = "eyas_synthetic"
 """In the config of a target that Eyas made up: how it was made."""
-STD = 0.02  # of weights, as most families begin with
+STD, UNEVEN = (
+    0.02,
+    0.3,
+)  # of weights, as most families begin with, and of the logarithm of their rows' and columns' scale
 CERTAINTY = 12.0  # logits by which the next token stands out: enough to be chosen among 163,840
 PART_BYTES = 64 << 20  # of a tensor that are made and written at once
 ZIPF_SHIFT = 2.7  # Mandelbrot's: the share of the r-th most frequent id is as 1 / (r + 2.7)
@@ -131,9 +134,7 @@ def documents_of(vocab_size: int, count: int, length: int, supervised: float, se
         yield Document(f"synthetic-{d}", Encoded(torch.from_numpy(ids.astype(np.int32)), mask))
 
 
-def _fill(
-    documents: Sequence[Document], buffer: ShardBuffer, ends: Ends, taps: Sequence[int], advance: Any
-) -> None:
+def _fill(documents: Sequence[Document], buffer: ShardBuffer, ends: Ends, taps: Sequence[int], advance: Any) -> None:
     """States of the documents of one shard. The teacher of all of them is made at once: the head is read once."""
     size = ends.facts.hidden_size
     finals, reads = [], []
@@ -181,11 +182,17 @@ def _write_ends(out: Path, facts: TargetFacts, nested: bool, seed: int) -> None:
 
 
 def _random(rows: int, columns: int, seed: int, which: int) -> Iterator[Any]:
-    """Functions that make a tensor part by part, as bfloat16 bits."""
+    """Functions that make a tensor part by part, as bfloat16 bits.
+
+    Rows and columns are uneven, as training leaves them: `eyas doctor` takes even ones for weights never trained.
+    """
+    scale = torch.randn(columns, generator=_generator(seed, which, "columns")).mul_(UNEVEN).exp_() * STD
 
     def part(start: int, count: int) -> np.ndarray[Any, Any]:
-        made = torch.randn(count, columns, generator=_generator(seed, which, start)).mul_(STD).bfloat16()
-        return made.view(torch.uint16).numpy()
+        generator = _generator(seed, which, start)
+        rows_scale = torch.randn(count, 1, generator=generator).mul_(UNEVEN).exp_()
+        made = torch.randn(count, columns, generator=generator).mul_(scale).mul_(rows_scale)
+        return made.bfloat16().view(torch.uint16).numpy()
 
     step = max(1, PART_BYTES // (4 * columns))
     for start in range(0, rows, step):

@@ -74,11 +74,12 @@ def planned_config(spec: str | None, changes: Mapping[str, str] | None = None) -
 
     Without a spec, but with changes, a Llama of these sizes. Raises BadInput where there is none.
     """
-    config = {"model_type": "llama"} if spec is None and changes else read_json(_config_file(spec))
-    inner = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), config)
+    made_up = spec is None and changes
+    config: dict[str, Any] = {"model_type": "llama"} if made_up else read_json(_config_file(spec))
+    inner: dict[str, Any] = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), config)
     for name, text in (changes or {}).items():
         inner[name] = yaml.safe_load(text)
-    missing = [name for name in NEEDED if spec is None and changes and name not in inner]
+    missing = [name for name in NEEDED if made_up and name not in inner]
     if missing:  # the family's defaults would fill the gaps without a word
         raise BadInput(f"a target made of sizes needs {', '.join(missing)}, too; give each as --size NAME=VALUE")
     return config

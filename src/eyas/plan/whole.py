@@ -112,9 +112,7 @@ def make_plan(job: Job, hardware: Hardware, calibration: Calibration | None = No
     return Plan(job, hardware, plan.sections, tuple(warnings_of(plan)), calibration)
 
 
-def _time(
-    job: Job, hardware: Hardware, extraction: float, training: float, calibration: Calibration | None
-) -> Section:
+def _time(job: Job, hardware: Hardware, extraction: float, training: float, calibration: Calibration | None) -> Section:
     if calibration is None:
         rate = {"rate": hardware.flops, "u": hardware.utilisation}
         spent = [
@@ -136,16 +134,16 @@ def _time(
 
 
 def _measured(job: Job, hardware: Hardware, c: Calibration) -> tuple[list[Line], list[str]]:
-    begin = start_flops(job.shape, job.settings, job.tokens * job.supervised) / hardware.flops
+    start = start_flops(job.shape, job.settings, job.tokens * job.supervised) / hardware.flops
     seen = job.settings.epochs * job.tokens if job.settings.steps is None else job.steps * c.step_tokens
-    lines = [
-        line("extraction", "s", "load + tokens*token", load=c.load.wall, tokens=job.tokens, token=c.token.wall),
-        line("training", "s", "prepare + start + seen/step_tokens*step", prepare=c.prepare.wall, start=begin,
-             seen=seen, step_tokens=c.step_tokens, step=c.step.wall),
-        line("extraction, CPU time", "s", "load + tokens*token", load=c.load.cpu, tokens=job.tokens,
-             token=c.token.cpu),
-        line("training, CPU time", "s", "prepare + start + seen/step_tokens*step", prepare=c.prepare.cpu,
-             start=begin, seen=seen, step_tokens=c.step_tokens, step=c.step.cpu),
-    ]  # fmt: skip
+    lines = []
+    for kind, suffix in (("wall", ""), ("cpu", ", CPU time")):
+        begin, load, token, prepare, step = (getattr(t, kind) for t in (c.begin, c.load, c.token, c.prepare, c.step))
+        lines += [
+            line(f"extraction{suffix}", "s", "begin + load + tokens*token", begin=begin, load=load, tokens=job.tokens,
+                 token=token),
+            line(f"training{suffix}", "s", "begin + prepare + start + seen/step_tokens*step", begin=begin,
+                 prepare=prepare, start=start, seen=seen, step_tokens=c.step_tokens, step=step),
+        ]  # fmt: skip
     run = f"measured here: {c.tokens_run:,} tokens of extraction and {c.steps_run} steps, {c.threads} threads"
     return lines, [run]

@@ -21,15 +21,16 @@ def plan_text(plan: Plan) -> str:
     job, target, hardware = plan.job, plan.job.target, plan.hardware
     facts, shape = target.facts, job.shape
     blocks = [
-        f"{target.name}: {_billions(target.parameters)} parameters, {_billions(target.active)} of them in the blocks at "
-        f"work for a token; {facts.num_layers} blocks, {facts.hidden_size:,} wide, {facts.vocab_size:,} ids; "
+        f"{target.name}: {_billions(target.parameters)} parameters, {_billions(target.active)} of them in the blocks "
+        f"at work for a token; {facts.num_layers} blocks, {facts.hidden_size:,} wide, {facts.vocab_size:,} ids; "
         f"{amount(target.stored_bytes, 'B')} ({target.stored_how})",
         f"draft: {_billions(plan['Parameters of the draft']['parameters'].result)} parameters; {job.taps} taps, "
         f"{shape.num_heads} heads of {shape.head_dim}, MLP {shape.intermediate_size:,}, {job.draft_vocab:,} ids, "
         f"{shape.num_layers} layer, unrolled for {job.settings.ttt_steps} steps",
         f"{job.tokens:,} tokens in conversations of {job.length:,}, {job.supervised:.0%} of them supervised; "
         f"{job.steps:,} optimizer steps of {job.settings.batch_tokens:,} tokens",
-        f"{hardware.devices} x {hardware.name}: {amount(hardware.flops, 'FLOP')}/s, {amount(hardware.memory, 'B')} each",
+        f"{hardware.devices} x {hardware.name}, each {amount(hardware.flops, 'FLOP')}/s, "
+        f"{amount(hardware.memory, 'B')}",
     ]
     out = [textwrap.fill(block, WIDTH, subsequent_indent="  ") for block in blocks]
     out += ["", *(section_text(section) for section in plan.sections)]
