@@ -142,8 +142,9 @@ def _fill(documents: Sequence[Document], buffer: ShardBuffer, ends: Ends, taps: 
         generator = _generator("final", document.id, document.ids.tolist())
         following = torch.cat([document.ids[1:], document.ids[-1:]]).long()
         toward = ends.head[following].float()  # [L, H]
-        toward = toward * (CERTAINTY / toward.square().sum(-1, keepdim=True).clamp(min=1e-12))
-        finals.append((toward + torch.randn(len(document), size, generator=generator)).bfloat16())
+        square = toward.square().sum(-1, keepdim=True).clamp(min=1e-12)
+        noise = torch.randn(len(document), size, generator=generator) / square.mean().sqrt()  # about 1 in a logit
+        finals.append((toward * (CERTAINTY / square) + noise).bfloat16())
         reads.append(teacher_rows(document.mask))
     wanted = torch.cat([final[read] for final, read in zip(finals, reads, strict=True)])
     best, total = teacher_of_ends(ends, wanted)
