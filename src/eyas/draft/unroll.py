@@ -42,10 +42,11 @@ class Unroll:
         attn, size = layer.self_attn, draft.shape.hidden_size
         projections = (attn.q_proj, attn.k_proj, attn.v_proj)
         weights: list[torch.Tensor] = [p.weight for p in projections]
-        biases = [p.bias for p in projections]
+        biases: list[torch.Tensor | None] = [p.bias for p in projections]
         if sum(w.numel() for w in weights) <= JOINED:
             weights = [torch.cat(weights)]  # [(h + 2 kv) d, 2H]
-            biases = [None if biases[0] is None else torch.cat(biases)]
+            held = [b for b in biases if b is not None]  # all or none
+            biases = [torch.cat(held) if held else None]
         # split makes one gradient of both halves; a slice each would make two of full size
         halves = [w.split(size, 1) for w in weights]
         first = 0 if layer.embedding_first else 1
