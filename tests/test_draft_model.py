@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.conventions import Conventions
+from eyas.draft import unroll as unroll_module
 from eyas.draft.model import Draft
 from eyas.draft.shape import DraftShape
 from eyas.draft.unroll import Packing, Unroll
@@ -91,6 +92,26 @@ def test_unrolling_equals_decoding(flags, layers):
                 draft.embed(ids[row + 1 + k])[None, None], draft.feedback(h), torch.tensor([local + k]), cache
             )
             torch.testing.assert_close(outputs[k][n], h[0, 0])
+
+
+@pytest.mark.parametrize("flags", [{}, {"attention_bias": True}, {"layer_input": "state_embedding"}])
+def test_projections_of_wide_drafts_apart_are_those_joined(flags, monkeypatch):
+    """Outputs and gradients of every weight."""
+    found = []
+    for joined in (1 << 26, 0):
+        monkeypatch.setattr(unroll_module, "JOINED", joined)
+        draft = make(flags)
+        ids, aux = torch.randint(0, 50, (13,)), torch.randn(13, 48, dtype=torch.float64)
+        unroll = Unroll(draft, Packing(torch.tensor([0, 9, 13])), torch.tensor([2, 3, 6, 9]))
+        assert len(unroll._w_state) == (1 if joined else 3)
+        embedded = unroll.embed(torch.cat([ids[1:], ids[-1:]]))
+        h = unroll.start(embedded, aux)
+        h = unroll.step(embedded[unroll.asked.rows + 1], draft.feedback(h))
+        draft.logits(h).square().sum().backward()
+        found.append([h.detach(), *(p.grad for p in draft.parameters() if p.grad is not None)])
+    assert len(found[0]) == len(found[1]) > 10
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_rows_of_one_document_never_see_another():

@@ -44,9 +44,15 @@ def rows_of(m: Material, draft, scale):
     return torch.stack(xs).detach().double(), torch.stack(ys).detach().double()
 
 
+@pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("flags", [{}, {"norm_before_fc": False}, {"norm_before_fc": False, "fc_norm": True}])
-def test_the_guess_equals_least_squares(m, flags):
-    """Against lstsq on the stacked ridge problem, in float64. Tolerance: float32 products, fewer rows than unknowns."""
+def test_the_guess_equals_least_squares(m, flags, few, monkeypatch):
+    """Against lstsq on the stacked ridge problem, in float64. Tolerance: float32 products, fewer rows than unknowns.
+
+    Both by a square of the rows and by one of the unknowns, in panels that divide neither evenly.
+    """
+    monkeypatch.setattr(linear, "PANEL", 20)
+    monkeypatch.setattr(linear, "keeps_rows", lambda unknowns, rows: few)
     draft, ends = begun(m, start="target", **flags)
     scale = ends.final_norm.float() * torch.linspace(0.5, 2, 32)
     guess = linear.fit_guess(draft, m.features, scale, seed=0)
@@ -93,6 +99,26 @@ def test_a_folded_norm_changes_no_choice_of_step_0(m):
     share = folded.norm.weight.detach()
     assert torch.equal(share, share[:1].expand(32)) and float(share[0]) > 0
     torch.testing.assert_close(folded.feedback(h), share * h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5))
+
+
+@pytest.mark.parametrize("panel", [5, 8, 64])
+def test_panels_solve_what_the_library_solves(panel, monkeypatch):
+    """Only the lower triangle is read: the upper one holds NaN."""
+    monkeypatch.setattr(linear, "PANEL", panel)
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(32, 40, generator=generator, dtype=torch.float64)
+    matrix, right = root @ root.T + torch.eye(32), torch.randn(32, 3, generator=generator, dtype=torch.float64)
+    expected = torch.linalg.solve(matrix, right)
+    upper = torch.ones(32, 32).triu(1).bool()
+    found = linear.solve_in_place(matrix.masked_fill(upper, torch.nan), right.clone())
+    torch.testing.assert_close(found, expected)
+
+
+def test_few_rows_need_little_memory():
+    """A square of the unknowns of a target that is 7,168 wide is 6.6 GB; of 1,000 rows it is nothing."""
+    unknowns, outputs = 4 * 7168, 7168
+    assert linear.fit_bytes(unknowns, outputs, 100_000) > 8 * unknowns**2
+    assert linear.fit_bytes(unknowns, outputs, 1_000) < 1e9
 
 
 def test_low_rank_is_the_best_of_its_rank():

@@ -23,6 +23,7 @@ from eyas._version import __version__
 
 # verb -> (module, what it does). The order is the order of the work.
 VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("eyas.cli.plan", "Plan a draft: what it will weigh, take and cost, before anything is run."),
     "ask": ("eyas.cli.ask", "Let the target write requests itself: more prompts to learn from."),
     "regenerate": ("eyas.cli.regenerate", "Let the target answer prompts: prompts to conversations."),
     "extract": ("eyas.cli.extract", "Record the target's states on conversations: conversations to features."),

@@ -25,6 +25,9 @@ from .model import Draft, DraftLayer
 __all__ = ["Packing", "Unroll"]
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
+# Weights of q, k, v are joined for one product instead of three, up to so many numbers. For a draft 7,168 wide the copy
+# and what its gradient takes would be 2.4 GB, and its products are large enough by themselves.
+JOINED = 1 << 26
 
 
 class Unroll:
@@ -43,17 +46,25 @@ class Unroll:
         self.k = 0
         layer = draft.midlayer
         attn, size = layer.self_attn, draft.shape.hidden_size
-        weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])  # [(h + 2 kv) d, 2H]
-        halves = (weight[:, :size], weight[:, size:])
-        self._w_embed, self._w_state = halves if layer.embedding_first else halves[::-1]
-        self._bias = None
-        if attn.q_proj.bias is not None:
-            self._bias = torch.cat([attn.q_proj.bias, attn.k_proj.bias, attn.v_proj.bias])
+        projections = (attn.q_proj, attn.k_proj, attn.v_proj)
+        weights: list[torch.Tensor] = [p.weight for p in projections]
+        biases: list[torch.Tensor | None] = [p.bias for p in projections]
+        if sum(w.numel() for w in weights) <= JOINED:
+            weights = [torch.cat(weights)]  # [(h + 2 kv) d, 2H]
+            held = [b for b in biases if b is not None]  # all or none
+            biases = [torch.cat(held) if held else None]
+        # split makes one gradient of both halves; a slice each would make two of full size
+        halves = [w.split(size, 1) for w in weights]
+        first = 0 if layer.embedding_first else 1
+        self._w_embed, self._w_state = [h[first] for h in halves], [h[1 - first] for h in halves]
+        self._biases = biases
         self._sizes = [attn.num_heads * attn.head_dim] + [attn.num_kv_heads * attn.head_dim] * 2
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The embedding's share of q, k, v: it depends on the token alone, so one call serves every step."""
-        return F.linear(self.draft.midlayer.input_layernorm(self.draft.embed(ids)), self._w_embed, self._bias)
+        normed = self.draft.midlayer.input_layernorm(self.draft.embed(ids))
+        parts = [F.linear(normed, w, b) for w, b in zip(self._w_embed, self._biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def start(self, embedded: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
         """Step 0. embedded [N, (h+2kv)d]: row i's entry is that of its input token x_{i+1}; aux [N, T*Ht] -> [R, H]."""
@@ -122,12 +133,16 @@ class Unroll:
             q = attn.q_proj(normed if q_rows is None else normed.index_select(0, q_rows))
             return q, attn.k_proj(normed), attn.v_proj(normed)
         split = self._sizes[0]
+        if len(self._w_state) > 1:
+            shares, inputs = list(embedded.split(self._sizes, -1)), [normed] * 3
+            if q_rows is not None:
+                shares[0], inputs[0] = shares[0].index_select(0, q_rows), normed.index_select(0, q_rows)
+            return tuple(F.linear(x, w) + e for x, w, e in zip(inputs, self._w_state, shares, strict=True))
+        weight = self._w_state[0]
         if q_rows is None:
-            return (F.linear(normed, self._w_state) + embedded).split(self._sizes, -1)
-        kv = F.linear(normed, self._w_state[split:]) + embedded[:, split:]
-        q = F.linear(normed.index_select(0, q_rows), self._w_state[:split]) + embedded[:, :split].index_select(
-            0, q_rows
-        )
+            return (F.linear(normed, weight) + embedded).split(self._sizes, -1)
+        kv = F.linear(normed, weight[split:]) + embedded[:, split:]
+        q = F.linear(normed.index_select(0, q_rows), weight[:split]) + embedded[:, :split].index_select(0, q_rows)
         return q, *kv.split(self._sizes[1:], -1)
 
     def _heads(self, layer: DraftLayer, q, k, at_q, at_k):  # type: ignore[no-untyped-def]

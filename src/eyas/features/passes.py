@@ -19,8 +19,10 @@ from eyas.features.layout import NOT_READ, teacher_rows
 from eyas.features.writer import ShardBuffer
 from eyas.machine import reuse_large_allocations
 from eyas.target.model import Target
+from eyas.target.weights import Ends
 
 LOGIT_BYTES = 64 << 20  # of one chunk of float32 logits; more brings no speed and costs memory
+VOCABULARY_PART = 8192  # ids whose rows of a stored head are made float32 at a time
 # Padding of one pass at most, in tokens: what a pass costs beyond its tokens, so that another pass is cheaper. Measured
 # on one core (SmolLM2: 30 on each pass); an accelerator waits for the host longer than it computes a few hundred.
 PADDING, PADDING_OF_ACCELERATORS = 32, 512
@@ -87,6 +89,29 @@ def fill_shard(
                 logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
             )
             advance(n)
+
+
+def teacher_of_ends(ends: Ends, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from a target's stored head alone: final [R, H] -> (int32 [R], float32 [R]).
+
+    In parts of the vocabulary, so that neither a float32 copy of the head (4.7 GB for 163,840 ids 7,168 wide) nor the
+    logits over all ids are ever there.
+    """
+    final = final.float()
+    best = torch.full((len(final),), float("-inf"))
+    choice, total = torch.zeros(len(final), dtype=torch.int64), torch.zeros(len(final))
+    for start in range(0, len(ends.head), VOCABULARY_PART):
+        part = slice(start, start + VOCABULARY_PART)
+        weight, bias = ends.head[part].float(), None if ends.head_bias is None else ends.head_bias[part].float()
+        for rows in torch.arange(len(final)).split(max(1, LOGIT_BYTES // (4 * len(weight)))):
+            logits = ends.facts.finish_logits(torch.nn.functional.linear(final[rows], weight, bias))  # [r, part]
+            high, where = logits.max(-1)
+            top = torch.maximum(best[rows], high)
+            # Of equal logits the lowest id is the choice, as argmax has it.
+            choice[rows] = torch.where(high > best[rows], where + start, choice[rows])
+            total[rows] = total[rows] * (best[rows] - top).exp() + logits.sub_(top[:, None]).exp_().sum(-1)
+            best[rows] = top
+    return choice.to(torch.int32), best + total.log()
 
 
 def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:

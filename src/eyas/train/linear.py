@@ -25,6 +25,7 @@ from ..features.reader import FeatureSet
 FEEDBACK_TOKENS = 4_000  # for one unknown
 RIDGE = 1e-2  # of the mean diagonal: keeps directions that the inputs hardly use near zero
 BLOCK = 4096  # rows that are multiplied out at once
+PANEL = 2048  # unknowns that are factored at once
 PAIRS = 3  # RoPE pairs that tell the own row from others: the first is blind to 6 positions (2 pi), the next are not
 SHARPNESS = 6.0  # logits that each pair adds on the own row: the row before gets e^-5 of its weight (theta 100,000)
 
@@ -43,14 +44,12 @@ class LinearGuess:
 def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int, rows: int = 100_000) -> LinearGuess:
     """Ridge regression over supervised rows of randomly chosen documents, `rows` or all that there are.
 
-    scale [H]: the final norm's factor, divided out because the draft's own norm applies it again.
+    scale [H]: the final norm's factor, divided out because the draft's own norm applies it again. Memory: `fit_bytes`.
     """
-    order = _order(features, seed)
     size, wide = draft.fc.weight.shape
-    gram = torch.zeros(wide + size, wide + size, dtype=torch.float64)
-    cross = torch.zeros(wide + size, size, dtype=torch.float64)
-    total = torch.zeros(wide + size, dtype=torch.float64)
     inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
+    few = keeps_rows(wide + size, min(rows, features.supervised_tokens))
+    ridge: _Rows | _Gram = _Rows(wide + size, size) if few else _Gram(wide + size, size)
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
     used = block = 0
 
@@ -58,12 +57,10 @@ def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int
         """Multiply out what is held: few large products instead of one a document."""
         if held:
             x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-            gram.add_((x.T @ x).double())
-            cross.add_((x.T @ y).double())
-            total.add_(x.sum(0).double())
             held.clear()
+            ridge.add(x, y)
 
-    for doc in order:
+    for doc in _order(features, seed):
         part = features.document(doc)
         chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
         token = draft.midlayer.input_layernorm(draft.embed(part["ids"][1:-1][chosen].long()))
@@ -80,11 +77,114 @@ def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int
         if used >= rows:
             break
     add()
-    covariance = gram[wide:, wide:] / max(1, used)
-    gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()) + 1e-12)
-    both = torch.linalg.solve(gram, cross).T.float()
-    constant = torch.linalg.solve(gram[wide:, wide:], total[wide:]).float()
-    return LinearGuess(both[:, :wide], both[:, wide:], covariance.float(), constant)
+    both, token_gram, token_sum = ridge.solve(wide)
+    lower = token_gram.tril() / max(1, used)
+    covariance = (lower + lower.tril(-1).T).float()
+    token_gram.diagonal().add_(ridge.strength)
+    constant = solve_in_place(token_gram, token_sum[:, None]).squeeze(1).float()
+    return LinearGuess(both[:, :wide], both[:, wide:], covariance, constant)
+
+
+def keeps_rows(unknowns: int, rows: int) -> bool:
+    """Are so few rows that a square of them is smaller than one of the unknowns?"""
+    return 2 * rows <= unknowns
+
+
+def fit_bytes(unknowns: int, outputs: int, rows: int) -> int:
+    """What the regression holds at most: a float64 square, its right side, and (of few rows) the rows themselves.
+
+    While it multiplies and factors, a strip of BLOCK or PANEL rows comes on top.
+    """
+    side = rows if keeps_rows(unknowns, rows) else unknowns
+    strip = max(4 * BLOCK * (unknowns + outputs), 8 * PANEL * side)
+    kept = 8 * rows * (unknowns + outputs) if side == rows else 0  # in blocks, then in one piece
+    return 8 * side * (side + outputs) + kept + strip
+
+
+class _Gram:
+    """Normal equations: (X^T X + strength I) W^T = X^T Y, float64, of which only the lower triangle is filled."""
+
+    strength = 0.0
+
+    def __init__(self, unknowns: int, outputs: int) -> None:
+        self.gram = torch.zeros(unknowns, unknowns, dtype=torch.float64)
+        self.cross = torch.zeros(unknowns, outputs, dtype=torch.float64)
+        self.total = torch.zeros(unknowns, dtype=torch.float64)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Rows x float32 [n, unknowns], y float32 [n, outputs]."""
+        _add_gram(self.gram, x)
+        self.cross.add_(x.T @ y)
+        self.total.add_(x.sum(0))
+
+    def solve(self, wide: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """W float32 [outputs, unknowns]; X_t^T X_t and the sum of X_t, float64, X_t the columns from `wide` on."""
+        token_gram, token_sum = self.gram[wide:, wide:].clone(), self.total[wide:]
+        self.strength = _strength(float(self.gram.diagonal().sum()), len(self.gram))
+        self.gram.diagonal().add_(self.strength)
+        return solve_in_place(self.gram, self.cross).T.float(), token_gram, token_sum
+
+
+class _Rows:
+    """The same of fewer rows than unknowns: W = Y^T (X X^T + strength I)^-1 X, exactly the same numbers."""
+
+    strength = 0.0
+
+    def __init__(self, unknowns: int, outputs: int) -> None:
+        self.x, self.y = [torch.empty(0, unknowns)], [torch.empty(0, outputs)]
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Rows x float32 [n, unknowns], y float32 [n, outputs]."""
+        self.x.append(x)
+        self.y.append(y)
+
+    def solve(self, wide: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `_Gram.solve`."""
+        x, y = torch.cat(self.x), torch.cat(self.y).double()
+        self.x, self.y = [], []
+        gram = torch.zeros(len(x), len(x), dtype=torch.float64)
+        _add_gram(gram, x.T)
+        self.strength = _strength(float(gram.diagonal().sum()), x.shape[1])
+        gram.diagonal().add_(self.strength)
+        weights = solve_in_place(gram, y).float()  # [n, outputs]
+        token = x[:, wide:]
+        token_gram = torch.zeros(token.shape[1], token.shape[1], dtype=torch.float64)
+        _add_gram(token_gram, token)
+        return weights.T @ x, token_gram, token.sum(0).double()
+
+
+def _strength(trace: float, unknowns: int) -> float:
+    return RIDGE * trace / unknowns + 1e-12
+
+
+def _add_gram(gram: torch.Tensor, x: torch.Tensor) -> None:
+    """gram float64 [u, u] += x^T x of float32 x [n, u], in the lower triangle of panels, a panel of rows at a time."""
+    for a in range(0, len(gram), PANEL):
+        b = a + PANEL
+        gram[a:b, :b] += x[:, a:b].T @ x[:, :b]
+
+
+def solve_in_place(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """`right` becomes matrix^-1 right: float64 [n, n], of which the lower triangle of panels is read, and [n, m].
+
+    Cholesky, panel by panel, where the matrix lies: the library's takes two copies of it, and at 28,672 unknowns (taps
+    and token of 7,168 each) one is 6.6 GB. Both arguments are overwritten.
+    """
+    n = len(matrix)
+    panels = [(a, min(a + PANEL, n)) for a in range(0, n, PANEL)]
+    for i, (a, b) in enumerate(panels):
+        own = matrix[a:b, a:b].copy_(torch.linalg.cholesky(matrix[a:b, a:b]))
+        below = torch.linalg.solve_triangular(own, matrix[b:, a:b].T, upper=False).T.contiguous()  # [n - b, b - a]
+        matrix[b:, a:b] = below
+        for c, d in panels[i + 1 :]:
+            matrix[c:d, b:d].addmm_(below[c - b : d - b], below[: d - b].T, alpha=-1)
+    for a, b in panels:
+        right[a:b].addmm_(matrix[a:b, :a], right[:a], alpha=-1)
+        right[a:b] = torch.linalg.solve_triangular(matrix[a:b, a:b], right[a:b], upper=False)
+    for a, b in reversed(panels):
+        right[a:b].addmm_(matrix[b:, a:b].T, right[b:], alpha=-1)
+        right[a:b] = torch.linalg.solve_triangular(matrix[a:b, a:b].T, right[a:b], upper=True)
+    return right
 
 
 @torch.no_grad()
@@ -152,17 +252,26 @@ def _low_rank(matrix: torch.Tensor, covariance: torch.Tensor, rank: int) -> tupl
     """value [rank, H] and out [H, rank] whose product is closest to `matrix` [H, H] on inputs of that covariance.
 
     Reduced-rank regression (Izenman 1975): the singular values of matrix @ covariance^(1/2) tell what to keep. Both
-    factors get the root of a singular value; beyond H they are zero.
+    factors get the root of a singular value; beyond H they are zero. Where there is room for all, as in targets with as
+    many key heads as query heads, nothing has to be told apart: decomposing squares of 7,168 would take many minutes.
     """
+    size = len(matrix)
+    value, out = torch.zeros(rank, size), torch.zeros(size, rank)
+    if rank >= size:
+        scale = max(float(matrix.norm()) / size**0.5, 1e-12) ** 0.5  # root of the singular values' root mean square
+        value[:size] = matrix / scale
+        out.fill_diagonal_(scale)
+        return value, out
     spread, axes = torch.linalg.eigh(covariance.double())
     root = spread.clamp(min=1e-9 * float(spread.max())).sqrt()
-    left, strength, right = torch.linalg.svd(matrix.double() @ (axes * root) @ axes.T)
-    keep = min(rank, len(strength))
-    weight = strength[:keep].sqrt()
-    value = torch.zeros(rank, len(matrix))
-    out = torch.zeros(len(matrix), rank)
-    value[:keep] = ((weight[:, None] * right[:keep]) @ (axes / root) @ axes.T).float()
-    out[:, :keep] = (left[:, :keep] * weight).float()
+    whitened = matrix.double() @ (axes * root)  # its singular values are the wanted ones; axes.T only turns the inputs
+    # Left vectors from the square: several times cheaper than a decomposition of the matrix itself, and since they are
+    # orthonormal the product of all factors is the matrix, however little is known of the smallest values.
+    square, left = torch.linalg.eigh(whitened @ whitened.T)
+    left = left.flip(1)[:, :rank]  # strongest first
+    weight = square.flip(0)[:rank].clamp(min=1e-18 * float(square.max()) + 1e-300) ** 0.25
+    value.copy_((left / weight).T @ whitened @ (axes / root).T)
+    out.copy_(left * weight)
     return value, out
 
 

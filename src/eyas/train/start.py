@@ -37,19 +37,9 @@ def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet,
             f"{features.dir}: states of width {features.meta.hidden_size} and vocabulary {features.meta.vocab_size}, "
             f"but the target has {facts.hidden_size} and {facts.vocab_size}; use the target they were made with"
         )
-    rope = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, dict)}
-    shape = DraftShape(
-        hidden_size=facts.hidden_size,
-        target_hidden_size=facts.hidden_size,
-        intermediate_size=settings.intermediate_size or facts.intermediate_size,
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
-        vocab_size=facts.vocab_size,
-        draft_vocab_size=vocab_map.size,
-        num_taps=len(features.conventions.taps),
-        num_layers=settings.num_layers,
-    )
+    # transformers adds the key `rope_type` to an older config's `type`; one of them is enough.
+    rope = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, dict) and k != "type"}
+    shape = draft_shape(settings, facts, vocab_map.size, len(features.conventions.taps))
     values: dict[str, Any] = {
         "taps": features.conventions.taps,
         "num_target_layers": facts.num_layers,
@@ -69,6 +59,29 @@ def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet,
     }
     names = [name for name in Conventions.__dataclass_fields__ if name != "how"]
     return Draft(shape, Conventions(**values, how=dict.fromkeys(names, Known.DECLARED)))
+
+
+def draft_shape(settings: TrainSettings, facts: TargetFacts, draft_vocab_size: int, num_taps: int = 3) -> DraftShape:
+    """Sizes of a new draft for that target.
+
+    A target with latent attention (DeepSeek, Kimi) has no heads in the ordinary sense: what its config calls `head_dim`
+    may be the rotated slice alone. The draft gets as many heads, each as wide as one of the target's values.
+    """
+    heads, kv_heads, width = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    if facts.raw.get("kv_lora_rank") and facts.raw.get("v_head_dim"):
+        kv_heads, width = heads, int(facts.raw["v_head_dim"])
+    return DraftShape(
+        hidden_size=facts.hidden_size,
+        target_hidden_size=facts.hidden_size,
+        intermediate_size=settings.intermediate_size or facts.intermediate_size,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        vocab_size=facts.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        num_taps=num_taps,
+        num_layers=settings.num_layers,
+    )
 
 
 @torch.no_grad()
