@@ -39,6 +39,7 @@ from eyas.target.facts import read_facts
 from eyas.target.weights import Ends, load_ends
 
 Kind = Literal["speculators", "specforge"]
+WHOLE_HEAD = 2 << 30  # bytes that a float32 copy of the target's head may take; a larger one is converted in parts
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def import_foreign(
         raise BadInput(f"{source}: no file can be used ({collection.reasons()}); {collection.set_aside[0].detail}")
 
     ends = load_ends(folder, facts)
-    ends = dataclasses.replace(ends, head=ends.head.float())  # once, not for every document
+    if 4 * ends.head.numel() <= WHOLE_HEAD:
+        ends = dataclasses.replace(ends, head=ends.head.float())  # once, not for every document
 
     def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
         for d, document in enumerate(documents):

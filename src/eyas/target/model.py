@@ -20,6 +20,7 @@ from torch import nn
 from eyas.errors import BadInput, EyasError
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.gguf import quiet
+from eyas.target.source import with_template
 
 # Names under which families keep their blocks and their final norm inside the decoder.
 BLOCKS = ("layers", "h", "blocks", "block")
@@ -58,7 +59,7 @@ class Target:
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         with quiet():
             try:
-                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+                tokenizer = with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
                 model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options, **spread)
             except Exception as error:
