@@ -18,7 +18,8 @@ OPEN, CLOSE = "{{ '<|im_start|>' + m.role + '\n' }}", "{{ '<|im_end|>\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 LOOP = "{% for m in messages %}" + OPEN + "BODY" + CLOSE + "{% endfor %}" + PROMPT
 TEXT = LOOP.replace("BODY", "{{ m.content }}")
-EACH = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<image>{% endif %}{% endfor %}"
+PART = "{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<image>{% endif %}"
+EACH = "{% for p in m.content %}" + PART + "{% endfor %}"
 PARTS = LOOP.replace("BODY", EACH)
 BOTH = LOOP.replace("BODY", "{% if m.content is string %}{{ m.content }}{% else %}" + EACH + "{% endif %}")
 
@@ -41,9 +42,7 @@ def test_both_forms_render_under_every_kind_of_template(tokenizer: Any, template
     encoded = encode_conversation(tokenizer, messages(as_parts))
     between = joined if as_parts else ""
     text = tokenizer.decode(encoded.ids)
-    assert text == (
-        f"<|im_start|>user\nName a {between}colour.<|im_end|>\n<|im_start|>assistant\nBlue.<|im_end|>\n"
-    )
+    assert text == (f"<|im_start|>user\nName a {between}colour.<|im_end|>\n<|im_start|>assistant\nBlue.<|im_end|>\n")
     assert tokenizer.decode(encoded.ids[encoded.mask.bool()]) == "Blue.<|im_end|>"
     assert render(tokenizer, messages(as_parts)) == encoded.ids.tolist()
 

@@ -121,7 +121,10 @@ def _theirs(kind: str, bits: int, symmetric: bool, group: int | None) -> Any:
     scale = torch.rand(V, H // group if group else 1) * 0.2 + 0.1
     state = {"weight": table(), "weight_scale": scale}
     if kind.startswith("nvfp4"):
-        state |= {"weight_scale": (scale * 400).to(torch.float8_e4m3fn).float(), "weight_global_scale": torch.tensor([300.0])}
+        state |= {
+            "weight_scale": (scale * 400).to(torch.float8_e4m3fn).float(),
+            "weight_global_scale": torch.tensor([300.0]),
+        }
     if not symmetric:
         state["weight_zero_point"] = torch.randint(-8, 8, scale.shape, dtype=torch.int8)
     tool = BaseCompressor.get_value_from_registry(kind)
@@ -205,7 +208,8 @@ def test_a_target_whose_head_is_fp8_blocks(tmp_path: Path):
 def test_an_excluded_head_beside_quantised_blocks_is_read_as_it_is(tmp_path: Path):
     tensors = {
         "model.embed_tokens.weight": table(1).bfloat16(), "model.norm.weight": torch.ones(H),
-        "lm_head.weight": table().bfloat16(), "model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4, dtype=torch.uint8),
+        "lm_head.weight": table().bfloat16(),
+        "model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4, dtype=torch.uint8),
         "model.layers.0.self_attn.q_proj.weight_scale_2": torch.ones(1),
     }  # fmt: skip
     ends = load_ends(folder(tmp_path, tensors, quant_method="modelopt", exclude_modules=["lm_head"]))
@@ -214,7 +218,8 @@ def test_an_excluded_head_beside_quantised_blocks_is_read_as_it_is(tmp_path: Pat
 
 def test_a_head_that_cannot_be_read_is_taken_from_what_the_user_supplies(tmp_path: Path):
     tensors = {
-        "language_model.model.embed_tokens.weight": table(1).bfloat16(), "language_model.model.norm.weight": torch.ones(H),
+        "language_model.model.embed_tokens.weight": table(1).bfloat16(),
+        "language_model.model.norm.weight": torch.ones(H),
         "language_model.lm_head.qweight": torch.zeros(H // 8, V, dtype=torch.int32),
         "language_model.lm_head.qzeros": torch.zeros(1, V // 8, dtype=torch.int32),
         "language_model.lm_head.scales": torch.ones(1, V),

@@ -1,4 +1,4 @@
-"""The content of messages in the form that a chat template reads: text, or a list of parts as multimodal models take it.
+"""The content of messages in the form that a chat template reads: text, or a list of parts (multimodal models).
 
     settle(tokenizer, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])
 

@@ -133,7 +133,9 @@ def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = 
         logit_scale=facts.logit_scale,
         how=dict.fromkeys(told, Known.DECLARED),
     )
-    return FeatureMeta(facts.hidden_size, facts.vocab_size, conventions, **identify(folder), ends=ends_fingerprint(folder))
+    return FeatureMeta(
+        facts.hidden_size, facts.vocab_size, conventions, **identify(folder), ends=ends_fingerprint(folder)
+    )
 
 
 def write_features(

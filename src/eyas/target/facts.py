@@ -181,7 +181,7 @@ def read_facts(folder: str | Path) -> TargetFacts:
 
 
 def _scale_block(raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, int] | None:
-    """`weight_block_size` of Hugging Face's fp8, `block_structure` of compressed-tensors; None where neither is said."""
+    """`weight_block_size` of Hugging Face's fp8, `block_structure` of compressed-tensors; None where neither is."""
     told = raw.get("quantization_config") or text.get("quantization_config") or {}
     groups = (told.get("config_groups") or {}).values() if isinstance(told, dict) else ()
     sizes = [told.get("weight_block_size")] if isinstance(told, dict) else []

@@ -52,7 +52,7 @@ class Target:
         `device="auto"` spreads the model over all accelerators. Raises EyasError naming the folder when transformers
         cannot load it.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         folder = Path(folder)
         facts = read_facts(folder)
@@ -61,7 +61,7 @@ class Target:
             try:
                 tokenizer = with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
-                model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options, **spread)
+                model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
             except Exception as error:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
                 raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
@@ -159,6 +159,18 @@ class Target:
             raise BadInput(f"lengths {counts.tolist()} do not fit ids of shape {list(ids.shape)}: one a row, 1 to L")
 
 
+def _model_class(folder: Path, options: dict[str, Any]) -> Any:
+    """The auto class that knows this family: that of language models, else that of models for text with images."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(folder, **options)
+    # The keys of an auto class are private to transformers; a family without one is told by the error of the first.
+    known = {auto: type(config) in auto._model_mapping for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    language_only = remote or known[AutoModelForCausalLM] or not known[AutoModelForImageTextToText]
+    return AutoModelForCausalLM if language_only else AutoModelForImageTextToText
+
+
 def _anatomy(model: Any, facts: TargetFacts, folder: Path) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
     """Decoder, its blocks and its final norm. Raises EyasError for a family built otherwise."""
     decoder = model.get_decoder()
@@ -166,7 +178,8 @@ def _anatomy(model: Any, facts: TargetFacts, folder: Path) -> tuple[nn.Module, n
         blocks = next((b for n in BLOCKS if isinstance(b := getattr(inner, n, None), nn.ModuleList)), None)
         norm = next((m for n in FINAL_NORM if isinstance(m := getattr(inner, n, None), nn.Module)), None)
         if blocks is not None and norm is not None and len(blocks) == facts.num_layers:
-            return decoder, blocks, norm
+            # A wrapper's language model may be one with a head, whose inside returns states.
+            return (inner if hasattr(decoder, "lm_head") else decoder), blocks, norm
     raise EyasError(
         f"{folder}: no {facts.num_layers} blocks followed by a final norm in a {type(decoder).__name__}; this family "
         f"is not supported as a target"

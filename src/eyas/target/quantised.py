@@ -1,6 +1,6 @@
 """A matrix that a quantiser stored in fewer bits, back in floating point: what embedding and head of a target may be.
 
-    dequantised("lm_head.weight", {"weight": fp8 [V, H], "weight_scale": [V, 1]}, sizes=(V, H), dtype=torch.bfloat16, ...)
+    dequantised("lm_head.weight", {"weight": fp8 [V, H], "weight_scale": [V, 1]}, (V, H), torch.bfloat16, None, folder)
 
 Quantisers mostly leave both ends alone. Where they do not, only formats are read whose rule is certain
 (docs/facts/quantised-targets.md); any other raises an error that names the tensor, its format and what to supply. Rows

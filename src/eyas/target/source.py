@@ -39,8 +39,8 @@ def resolve_target(
     """A Hugging Face folder for `spec`: a folder as is, a GGUF file converted, a hub id downloaded, None the default.
 
     A hub id may carry a revision, `org/name@revision`. part "ends": of a sharded model on the hub only the files that
-    hold embedding, head and final norm are fetched, which is all that training and exporting read. Raises BadInput when `spec` is none of these, EyasError when it
-    cannot be fetched or converted.
+    hold embedding, head and final norm are fetched, which is all that training and exporting read. Raises BadInput when
+    `spec` is none of these, EyasError when it cannot be fetched or converted.
     """
     if spec is None or str(spec) == DEFAULT:
         return _converted(default_gguf(), cache)
@@ -132,7 +132,9 @@ def _download_ends(download: Callable[..., Path]) -> Path | None:
     if not (folder / "config.json").is_file() or not any((folder / f"{one}.index.json").is_file() for one in SINGLE):
         return None
     files = tensor_files(folder)
-    wanted = {files[name].relative_to(folder).as_posix() for name in end_names(folder, read_facts(folder), files).tensors}
+    wanted = {
+        files[name].relative_to(folder).as_posix() for name in end_names(folder, read_facts(folder), files).tensors
+    }
     return download(only=[*DESCRIPTIONS, *sorted(wanted)])
 
 

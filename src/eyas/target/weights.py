@@ -3,7 +3,8 @@
     load_ends("path/to/target").head.shape
 
 Reads model.safetensors, its sharded form with an index, and pytorch_model.bin (weights_only) likewise. Only the shards
-that hold an asked-for tensor are opened, so the others need not be there (`missing_files`).   Exercise it:  pytest tests/test_target_weights.py
+that hold an asked-for tensor are opened, so the others need not be there (`missing_files`).
+    Exercise it:  pytest tests/test_target_weights.py
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def load_ends(folder: str | Path, facts: TargetFacts | None = None) -> Ends:
     """Embedding, head and final norm of the target in `folder`, and nothing else.
 
     Tables that a quantiser stored are converted to the dtype that config.json names (quantised.py); those of
-    `eyas/ends.safetensors` in the folder are taken instead of the checkpoint's. Raises BadInput when one of
-    them cannot be found or is stored in a format that Eyas does not read, Mismatch when a shape contradicts config.json.
+    `eyas/ends.safetensors` in the folder are taken instead of the checkpoint's. Raises BadInput when one of them cannot
+    be found or is stored in a format that Eyas does not read, Mismatch when a shape contradicts config.json.
     """
     folder = Path(folder)
     facts = facts or read_facts(folder)
