@@ -27,7 +27,8 @@ from eyas.target.weights import load_ends, missing_files
 SHARDS = 300
 TEXT = {
     "hidden_size": 16, "vocab_size": 40, "num_hidden_layers": SHARDS, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "intermediate_size": 24, "rms_norm_eps": 1e-6, "max_position_embeddings": 128, "rope_theta": 50000.0,
+    "num_key_value_heads": 4, "intermediate_size": 24, "rms_norm_eps": 1e-6, "max_position_embeddings": 128,
+    "rope_theta": 50000.0,
 }  # fmt: skip
 KIMI = {
     **TEXT, "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 8, "q_lora_rank": 12,

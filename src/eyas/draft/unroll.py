@@ -15,7 +15,6 @@ import torch
 from torch.nn import functional as F
 
 from .attention import AskedRows, Packing, attend
-from .functions import rotate
 from .model import Draft, DraftLayer
 
 __all__ = ["Packing", "Unroll"]
@@ -35,17 +34,19 @@ class Unroll:
         self._first: list[tuple[torch.Tensor, torch.Tensor]] = []  # step-0 keys and values [B * kv, longest, d]
         self.k = 0
         layer = draft.midlayer
-        attn, size = layer.self_attn, draft.shape.hidden_size
-        weight = torch.cat([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight])  # [(h + 2 kv) d, 2H]
+        size, wide = draft.shape.hidden_size, layer.self_attn.inputs()
+        weight = torch.cat([projection.weight for projection in wide])  # [(h + 2 kv) d, 2H]
         halves = (weight[:, :size], weight[:, size:])
         self._w_embed, self._w_state = halves if layer.embedding_first else halves[::-1]
+        self._sizes = [len(projection.weight) for projection in wide]
         self._bias = None
-        if attn.q_proj.bias is not None:
-            self._bias = torch.cat([attn.q_proj.bias, attn.k_proj.bias, attn.v_proj.bias])
-        self._sizes = [attn.num_heads * attn.head_dim] + [attn.num_kv_heads * attn.head_dim] * 2
+        if any(projection.bias is not None for projection in wide):
+            zeros = [weight.new_zeros(n) for n in self._sizes]
+            self._bias = torch.cat([z if p.bias is None else p.bias for p, z in zip(wide, zeros, strict=True)])
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The embedding's share of q, k, v: it depends on the token alone, so one call serves every step."""
+        """The embedding's share of what the first layer's attention reads (of q, k, v): it depends on the token alone,
+        so one call serves every step."""
         return F.linear(self.draft.midlayer.input_layernorm(self.draft.embed(ids)), self._w_embed, self._bias)
 
     def start(self, embedded: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
@@ -59,9 +60,9 @@ class Unroll:
             last = index == len(layers) - 1
             normed = layer.hidden_norm(x)
             out_rows = rows if last else everything
-            q, k, v = self._project(layer, normed, embedded, None if not last else rows)
-            q, k = self._heads(layer, q, k, (cos[out_rows], sin[out_rows]), (cos, sin))
-            v = v.unflatten(-1, (-1, layer.self_attn.head_dim))
+            flat_q, *flat = self._project(layer, normed, embedded, None if not last else rows)
+            q = layer.self_attn.queries(flat_q, cos[out_rows], sin[out_rows])
+            k, v = layer.self_attn.keys(*flat, cos, sin)
             self._first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
             asked = self.asked if last else AskedRows(self.packing, everything)
             out = self._attend(layer, index, q, asked)
@@ -77,9 +78,9 @@ class Unroll:
         x = state
         for index, layer in enumerate(self.draft.all_layers()):
             normed = layer.hidden_norm(x)
-            q, k, v = self._project(layer, normed, embedded, None)
-            q, k = self._heads(layer, q, k, (cos, sin), (cos, sin))
-            self._own[index].append((k, v.unflatten(-1, (-1, layer.self_attn.head_dim))))
+            flat_q, *flat = self._project(layer, normed, embedded, None)
+            q = layer.self_attn.queries(flat_q, cos, sin)
+            self._own[index].append(layer.self_attn.keys(*flat, cos, sin))
             out = self._attend(layer, index, q, self.asked)
             x = layer.finish(layer.residual(x, normed), out)
         self.k += 1
@@ -93,11 +94,11 @@ class Unroll:
     def _project(
         self, layer: DraftLayer, normed: torch.Tensor, embedded: torch.Tensor, q_rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """Flat q, k, v; with `q_rows` queries are made for those rows alone."""
-        attn = layer.self_attn
+        """Outputs of the layer's input projections; with `q_rows` that for queries is made for those rows alone."""
         if not layer.first:
-            q = attn.q_proj(normed if q_rows is None else normed.index_select(0, q_rows))
-            return q, attn.k_proj(normed), attn.v_proj(normed)
+            first, *others = layer.self_attn.inputs()
+            q = first(normed if q_rows is None else normed.index_select(0, q_rows))
+            return q, *(projection(normed) for projection in others)
         split = self._sizes[0]
         if q_rows is None:
             return (F.linear(normed, self._w_state) + embedded).split(self._sizes, -1)
@@ -106,13 +107,6 @@ class Unroll:
             0, q_rows
         )
         return q, *kv.split(self._sizes[1:], -1)
-
-    def _heads(self, layer: DraftLayer, q, k, at_q, at_k):  # type: ignore[no-untyped-def]
-        attn = layer.self_attn
-        q, k = q.unflatten(-1, (-1, attn.head_dim)), k.unflatten(-1, (-1, attn.head_dim))
-        if attn.q_norm is not None and attn.k_norm is not None:
-            q, k = attn.q_norm(q), attn.k_norm(k)
-        return rotate(q, *at_q), rotate(k, *at_k)
 
     def _attend(self, layer: DraftLayer, index: int, q: torch.Tensor, asked: AskedRows) -> torch.Tensor:
         """q [R, h, d] over step-0 keys (causal) and the row's own later keys -> [R, h*d]."""

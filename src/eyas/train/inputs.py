@@ -141,6 +141,11 @@ def check_trainable(draft: Draft, name: str) -> None:
     """Raise BadInput for conventions that the objective does not honour, instead of training something else."""
     c = draft.conventions
     problems = []
+    if c.attention == "mla":
+        raise BadInput(
+            f"{name} has latent attention (MLA): Eyas runs and diagnoses such drafts and does not train them. Train a "
+            f"draft without it for the same target, which the engines run as well, or go on in TorchSpec"
+        )
     if not c.norm_before_head:
         problems.append("its head reads the state before the last norm (norm_before_head = false)")
     if c.token_shift != 1:
