@@ -29,7 +29,7 @@ from ..vocab import VocabMap
 from . import checkpoints
 from .record import BOARD, METRICS
 from .settings import TrainSettings
-from .start import initialise, new_draft
+from .start import embedding_for, initialise, new_draft
 
 STAGE = "train"
 DRAFT = "draft"
@@ -38,7 +38,8 @@ TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, or where the draft was found, does not make it another run.
 INDIFFERENT = {"save_every", "keep", "init_from"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
-OF_A_NEW_DRAFT = ("num_layers", "intermediate_size", "norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")
+OF_A_NEW_DRAFT = ("hidden_size", "num_layers", "intermediate_size", "qk_norm", "norm_before_fc", "fc_norm",
+                  "norm_output", "norm_before_residual")  # fmt: skip
 # The objective's reading of these, for drafts that were trained under another; decoding does not depend on them.
 TRAINED_UNDER = {"mask_shift": 2, "teacher": "whole_vocabulary"}
 
@@ -195,7 +196,7 @@ def _new_draft(
             f"cut a map from features of this target"
         )
     draft = new_draft(settings, ends.facts, features, vocab_map)
-    draft.set_embedding(ends.embedding)
+    draft.set_embedding(embedding_for(draft, ends))
     return draft, vocab_map
 
 
