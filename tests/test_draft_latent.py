@@ -15,6 +15,7 @@ import torch
 from doctoring import Patient, patient_of, save
 from drafts import make_draft, with_embedding
 from eyas.conventions import Conventions
+from eyas.decode.prove import prove
 from eyas.doctor import record as recording
 from eyas.doctor.diagnosis import diagnose
 from eyas.draft.latent import LatentAttention
@@ -209,3 +210,11 @@ def test_the_layout_of_rotary_pairs_is_told(tell, who: Patient, tmp_path: Path, 
 def test_training_it_is_refused(who: Patient):
     with pytest.raises(BadInput, match=r"has latent attention \(MLA\): Eyas runs and diagnoses such drafts"):
         check_trainable(who.draft, "kimi")
+
+
+def test_it_decodes_losslessly(who: Patient, tmp_path: Path, tiny_target: Path):
+    """By the reference decoder, which runs it with a cache."""
+    folder = save(who, tmp_path / "d", tiny_target)
+    told = prove(folder, tiny_target, {"ids": [[5, 17, 40, 8, 99, 3], [7]]}, k=3, max_new_tokens=12)
+    assert told["lossless"] is True
+    assert told["compared"] == 2
