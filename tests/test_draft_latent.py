@@ -81,7 +81,7 @@ def test_against_transformers(sizes: dict[str, int | None], interleave: bool, ro
     inv_freq, factor = draft_frequencies(shape_of(sizes), conventions)
     angle = places[..., None].float() * inv_freq
     cos, sin = (angle.cos() * factor).double(), (angle.sin() * factor).double()
-    flat_q, flat = (projection(x) for projection in mine.inputs())
+    flat_q, *flat = (projection(x) for projection in mine.inputs())
     q, (k, v) = mine.queries(flat_q, cos, sin), mine.keys(flat, cos, sin)
     out = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
     torch.testing.assert_close(mine.output(out.transpose(1, 2).flatten(-2)), expected, rtol=1e-6, atol=1e-6)

@@ -170,7 +170,7 @@ def test_norms_on_q_and_k_give_the_own_row_the_score_that_is_meant(m: Material):
     wide = torch.cat([e, torch.zeros_like(e)], -1)
     cos, sin = draft.angles(torch.zeros(len(ids), dtype=torch.int64))
     flat_q, *flat = (p(wide) for p in attn.inputs())
-    q, (k, _) = attn.queries(flat_q, cos, sin), attn.keys(*flat, cos, sin)
+    q, (k, _) = attn.queries(flat_q, cos, sin), attn.keys(flat, cos, sin)
     # The heads' other rotary dimensions are random and small beside the pairs in use.
     score = (q[:, 0] * k[:, 0]).sum(-1).detach() / attn.head_dim**0.5
     assert float(score.median()) == pytest.approx(SHARPNESS * PAIRS, rel=0.1)

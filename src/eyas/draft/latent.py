@@ -12,6 +12,8 @@ to know neither that values are narrower nor what their scale is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -64,9 +66,11 @@ class LatentAttention(nn.Module):
         q = torch.cat([still, self._rotated(turning, cos, sin)], -1)
         return self._padded(q * self.scale)
 
-    def keys(self, flat: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Output [..., rank + rope] of the second projection -> keys and values [..., h, d]."""
-        latent, turning = flat.split([self.rank, self.sizes.qk_rope_head_dim], -1)
+    def keys(
+        self, flat: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output of the other projection, [..., rank + rope] -> keys and values [..., h, d]."""
+        latent, turning = flat[0].split([self.rank, self.sizes.qk_rope_head_dim], -1)
         both = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (self.num_heads, -1))
         still, values = both.split([self.sizes.qk_nope_head_dim, self.sizes.v_head_dim], -1)
         shared = self._rotated(turning.unsqueeze(-2), cos, sin)  # [..., 1, rope]: one slice for all heads

@@ -8,7 +8,7 @@ Shapes: B batch, S rows, H hidden, T taps, h heads, kv key heads, d head_dim, D 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -82,12 +82,12 @@ class Attention(nn.Module):
         return rotate(q if self.q_norm is None else self.q_norm(q), cos, sin)
 
     def keys(
-        self, flat: torch.Tensor, flat_values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, flat: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Flat projections [..., kv * d] -> keys and values [..., kv, d]."""
-        k = flat.unflatten(-1, (-1, self.head_dim))
+        """Outputs of the other projections, each [..., kv * d] -> keys and values [..., kv, d]."""
+        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in flat)
         k = rotate(k if self.k_norm is None else self.k_norm(k), cos, sin)
-        return k, flat_values.unflatten(-1, (-1, self.head_dim))
+        return k, v
 
     def output(self, attended: torch.Tensor) -> torch.Tensor:
         """What was attended [..., h * d] -> [..., H]."""
@@ -260,7 +260,7 @@ class Draft(nn.Module):
                 halves = [layer.input_layernorm(embeds), normed]
                 wide = torch.cat(halves if layer.embedding_first else halves[::-1], -1)  # [B, S, 2H]
             flat_q, *flat = (projection(wide) for projection in attn.inputs())
-            q, (k, v) = attn.queries(flat_q, cos, sin), attn.keys(*flat, cos, sin)
+            q, (k, v) = attn.queries(flat_q, cos, sin), attn.keys(flat, cos, sin)
             past = cache._length[index]
             keys, values = cache.extend(index, k.transpose(1, 2), v.transpose(1, 2))
             if mask is not None and mask.ndim == 3:

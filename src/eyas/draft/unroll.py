@@ -62,7 +62,7 @@ class Unroll:
             out_rows = rows if last else everything
             flat_q, *flat = self._project(layer, normed, embedded, None if not last else rows)
             q = layer.self_attn.queries(flat_q, cos[out_rows], sin[out_rows])
-            k, v = layer.self_attn.keys(*flat, cos, sin)
+            k, v = layer.self_attn.keys(flat, cos, sin)
             self._first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
             asked = self.asked if last else AskedRows(self.packing, everything)
             out = self._attend(layer, index, q, asked)
@@ -80,7 +80,7 @@ class Unroll:
             normed = layer.hidden_norm(x)
             flat_q, *flat = self._project(layer, normed, embedded, None)
             q = layer.self_attn.queries(flat_q, cos, sin)
-            self._own[index].append(layer.self_attn.keys(*flat, cos, sin))
+            self._own[index].append(layer.self_attn.keys(flat, cos, sin))
             out = self._attend(layer, index, q, self.asked)
             x = layer.finish(layer.residual(x, normed), out)
         self.k += 1

@@ -174,6 +174,7 @@ def _model_class(folder: Path, options: dict[str, Any]) -> Any:
 def _anatomy(model: Any, facts: TargetFacts, folder: Path) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
     """Decoder, its blocks and its final norm. Raises EyasError for a family built otherwise."""
     decoder = model.get_decoder()
+    inner: Any
     for inner in (decoder, getattr(decoder, "decoder", None), getattr(decoder, "model", None)):
         blocks = next((b for n in BLOCKS if isinstance(b := getattr(inner, n, None), nn.ModuleList)), None)
         norm = next((m for n in FINAL_NORM if isinstance(m := getattr(inner, n, None), nn.Module)), None)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..draft.model import Draft
+from ..draft.model import Attention, Draft
 from ..features.reader import FeatureSet
 
 FEEDBACK_TOKENS = 4_000  # for one unknown
@@ -100,6 +100,7 @@ def write_guess(draft: Draft, guess: LinearGuess) -> None:
     """Set `fc` and, in the first layer, one head of each group; the other heads write nothing yet."""
     draft.fc.weight.copy_(guess.from_taps)
     attn, size = draft.midlayer.self_attn, draft.shape.hidden_size
+    assert isinstance(attn, Attention), "latent attention is not trained"
     d, groups = attn.head_dim, attn.num_kv_heads
     each = attn.num_heads // groups
     token = slice(0, size) if draft.midlayer.embedding_first else slice(size, 2 * size)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..conventions import Conventions, Known
-from ..draft.model import Draft
+from ..draft.model import Attention, Draft
 from ..draft.shape import DraftShape
 from ..errors import Mismatch
 from ..features.reader import FeatureSet
@@ -155,7 +155,9 @@ def _sharpen(draft: Draft) -> None:
     Such a head's q and k have PAIRS equal numbers, which the norms make sqrt(d / PAIRS): a score of sqrt(d).
     """
     attention = draft.midlayer.self_attn
+    assert isinstance(attention, Attention), "latent attention is not trained"
     for norm in (attention.q_norm, attention.k_norm):
+        assert norm is not None, "qk_norm"
         norm.weight.fill_((SHARPNESS * PAIRS / attention.head_dim**0.5) ** 0.5)
 
 
