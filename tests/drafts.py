@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from eyas.conventions import Conventions, Known
 from eyas.draft.model import Draft
-from eyas.draft.shape import DraftShape
+from eyas.draft.shape import DraftShape, MlaShape
 from eyas.vocab import VocabMap
 
 SIZES = {
@@ -23,9 +23,21 @@ SIZES = {
 }  # fmt: skip
 
 
+LATENT_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
 def make_draft(seed: int = 0, sizes: dict[str, int] | None = None, **conventions: Any) -> tuple[Draft, VocabMap]:
-    """A random draft (every tensor random, norms too) for a target of 8 layers, with a map of every D-th-ish id."""
-    shape = DraftShape(**{**SIZES, **(sizes or {})})
+    """A random draft (every tensor random, norms too) for a target of 8 layers, with a map of every D-th-ish id.
+
+    sizes: of the draft, those of latent attention among them (all of these, or none).
+    """
+    mla = {k: v for k, v in (sizes or {}).items() if k in LATENT_SIZES}
+    plain = {**SIZES, **{k: v for k, v in (sizes or {}).items() if k not in LATENT_SIZES}}
+    part = MlaShape(**mla) if mla else None
+    if part is not None:
+        plain |= {"num_kv_heads": plain["num_heads"], "head_dim": part.qk_head_dim}
+        conventions.setdefault("attention", "mla")
+    shape = DraftShape(**plain, mla=part)
     values = {"taps": (2, 4, 5), "num_target_layers": 8, "max_position": 256, **conventions}
     if shape.draft_vocab_size == shape.vocab_size:
         values.setdefault("d2t", "none")

@@ -130,7 +130,7 @@ def test_rows_of_one_document_never_see_another():
 
 
 def test_what_cannot_run_is_refused():
-    with pytest.raises(BadInput, match="MLA"):
+    with pytest.raises(BadInput, match="has no `mla` sizes"):
         Draft(SHAPE, Conventions(taps=(2, 4, 5), attention="mla"))
     with pytest.raises(BadInput, match="fc is 3 taps wide"):
         Draft(SHAPE, Conventions(taps=(2, 4)))

@@ -1,4 +1,6 @@
-"""Drafts with latent attention (MLA; Kimi, DeepSeek) are read, checked and described; they are not run.
+"""Drafts with latent attention (MLA; Kimi, DeepSeek) are read, checked, described and loaded; no export rewrites them.
+
+How they run: tests/test_draft_latent.py.
 
 pytest -q tests/test_latent_attention.py
 """
@@ -20,7 +22,7 @@ from eyas.cli.inspect import command
 from eyas.conventions import Known
 from eyas.describe import inspect_draft
 from eyas.doctor.examine import examine
-from eyas.draft.checkpoint import load_draft, read_draft
+from eyas.draft.checkpoint import load_draft, read_draft, save_draft
 from eyas.draft.expected import Inventory
 from eyas.draft.shape import DraftShape
 from eyas.errors import BadInput
@@ -118,10 +120,31 @@ def test_impossible_sizes_are_named(tmp_path: Path, changes: dict, words: str):
     assert str(folder) in str(caught.value)
 
 
-def test_running_it_is_refused_in_one_sentence(tmp_path: Path):
+@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None}, {"rope_interleave": False}])
+def test_it_is_loaded_as_it_is_stored(tmp_path: Path, changes: dict):
+    folder = write_latent(tmp_path / "d", **IDS, **changes)
+    draft, _, conventions = load_draft(folder)
+    stored = load_file(folder / "model.safetensors")
+    name = "midlayer.self_attn.kv_b_proj.weight"
+    assert torch.equal(draft.state_dict()[name], stored[name])
+    assert conventions.attention == "mla"
+    assert draft.shape.mla is not None
+    assert draft.shape.mla.rope_interleave is changes.get("rope_interleave", True)
+
+
+def test_saving_it_writes_a_config_that_is_read_back(tmp_path: Path):
+    changes = {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                "original_max_position_embeddings": 64}}  # fmt: skip
+    draft, vocab_map, conventions = load_draft(write_latent(tmp_path / "d", **IDS, **changes))
+    save_draft(draft, vocab_map, tmp_path / "own")
+    (tmp_path / "own" / "eyas.json").unlink()  # what engines see
+    reading = read_draft(tmp_path / "own")
+    assert reading.shape == draft.shape
+    assert reading.conventions.differences(conventions).keys() <= {"num_target_layers"}
+
+
+def test_exporting_it_is_refused_in_one_sentence(tmp_path: Path):
     folder = write_latent(tmp_path / "d", **IDS)
-    with pytest.raises(BadInput, match=r"has latent attention \(MLA\), which Eyas can neither run nor train yet"):
-        load_draft(folder)
     out = subprocess.run(
         [sys.executable, "-m", "eyas", "export", str(folder), "--out", str(tmp_path / "out")],
         capture_output=True, text=True,

@@ -392,3 +392,25 @@ def test_of_guesses_that_fit_alike_the_likelier_is_kept(loop):
     assert [(r["steps"][0]["arguments"]["values"]["config.json"]["/a"], r["verdict"]) for r in out.ledger] == [
         (3, "refuted"), (2, "refuted"), (1, "kept")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "operations"),
+    [
+        (twice, {"add-arange"}),
+        (config(norm_output=True), {"set-flag"}),
+        (config(rope_interleave=False), {"write-fields"}),
+    ],
+    ids=["map", "flag", "rotary pairs"],
+)
+def test_a_latent_draft_is_mended_too(
+    tmp_path: Path, tiny_target: Path, mended: Change, change: Fault, operations: set[str]
+):
+    """Kimi's and DeepSeek's kind."""
+    sizes = {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+    who = patient_of(tiny_target, text=TEXT, sizes=sizes)
+    broken = save(who, tmp_path / "broken", tiny_target, change)
+    done = mended(who, broken, in_place=True)
+    assert (done.left, set(steps(done))) == ([], operations)
+    assert done.tau[1] == pytest.approx(tau(who), rel=0.01)
+    assert done.tau[1] > done.tau[0] + 0.1

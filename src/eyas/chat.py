@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from eyas.contents import settle
 from eyas.errors import BadInput
 from eyas.tracers import Ends, Messages, Tracing, Unusable, end_texts, render_text
 
@@ -47,7 +48,7 @@ def render(
 
     Raises Unusable("template_rejects") with the template's own words.
     """
-    text = render_text(tokenizer, messages, tools, add_generation_prompt, template_kwargs)
+    text = render_text(tokenizer, settle(tokenizer, messages), tools, add_generation_prompt, template_kwargs)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -84,6 +85,7 @@ def encode_conversation(
     Raises Unusable naming the reason; an all-zero and an all-one mask are such reasons.
     """
     _check_messages(messages)
+    messages = settle(tokenizer, messages)
     text, spans = _assistant_spans(tokenizer, messages, tools, template_kwargs, end_texts(tokenizer, eos_ids))
     if not getattr(tokenizer, "is_fast", False):
         raise BadInput(

@@ -7,6 +7,7 @@ step 0 alone, ids one further than the states, and from then on what the class r
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -24,7 +25,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention import Attention, MLAAttention
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import llama, llama_eagle3  # noqa: F401  once, before the forks
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -32,12 +33,18 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
 
+# Its CPU kernel turns queries of several heads wrongly when they come as [tokens, heads, width], as latent attention
+# passes them, and differs from its own Python by the size of the numbers. Elsewhere the two are equal.
+TURNED_IN_PYTHON = ["-rotary_embedding"]
+
 
 def forward(report: Report, draft: Path, target: Path) -> None:
     _set_torch_accelerator_to_noop()
     rows = Rows(draft)
+    latent = "kv_lora_rank" in json.loads((target / "config.json").read_text())
     arguments = EngineArgs(
         model=str(target), dtype="float32", enforce_eager=True, max_num_seqs=4, enable_prefix_caching=False,
+        compilation_config={"custom_ops": ["all", *(TURNED_IN_PYTHON if latent else [])]},
         speculative_config={"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3},
     )  # fmt: skip
     config = arguments.create_engine_config()
@@ -75,14 +82,17 @@ class PagedCache:
         first = config.model_config.get_total_num_hidden_layers()  # the draft's layers are numbered after the target's
         self.config, self.builders = config, {}
         for name, layer in layers.items():
-            if not isinstance(layer, Attention) or int(name.split(".layers.")[1].split(".")[0]) < first:
+            if not isinstance(layer, Attention | MLAAttention) or int(name.split(".layers.")[1].split(".")[0]) < first:
                 continue
             spec = layer.get_kv_cache_spec(config)
             self.block = spec.block_size
             pages = -(-rows.capacity // self.block)
             self.table = torch.arange(rows.count * pages, dtype=torch.int32).view(rows.count, pages)
             # As CPUAttentionBackendImpl.forward describes it.
-            layer.kv_cache = torch.zeros(rows.count * pages, spec.num_kv_heads, self.block, 2 * spec.head_size)
+            if isinstance(layer, MLAAttention):
+                layer.kv_cache = torch.zeros(rows.count * pages, self.block, spec.head_size)
+            else:
+                layer.kv_cache = torch.zeros(rows.count * pages, spec.num_kv_heads, self.block, 2 * spec.head_size)
             builder = layer.get_attn_backend().get_builder_cls()
             self.builders[name] = builder(spec, [name], config, torch.device("cpu"))
         assert self.builders, f"no attention layer of the draft among {list(layers)}"
@@ -93,7 +103,8 @@ class PagedCache:
         sequence = torch.repeat_interleave(new)
         slots = self.table[sequence, positions // self.block].long() * self.block + positions % self.block
         common = CommonAttentionMetadata(
-            query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=total.int(), num_reqs=len(new),
+            query_start_loc=starts, query_start_loc_cpu=starts, seq_lens=total.int(),
+            seq_lens_cpu_upper_bound=total.int(), num_reqs=len(new),
             num_actual_tokens=len(positions), max_query_len=int(new.max()), max_seq_len=int(total.max()),
             block_table_tensor=self.table, slot_mapping=slots,
         )  # fmt: skip

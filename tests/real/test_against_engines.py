@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from variants import build_target
+from variants import build_latent_target, build_target
 
 from drafts import make_draft, with_embedding
 from eyas.conventions import Conventions
@@ -62,6 +63,8 @@ SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}  # positions up
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 # vLLM's class with norms on the heads of q and k; no other engine knows the name.
 QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+# vLLM's attention over latents on a CPU knows these two sizes alone. SGLang's class asks for CUDA.
+LATENT = {"q_lora_rank": 48, "kv_lora_rank": 512, "qk_nope_head_dim": 24, "qk_rope_head_dim": 64, "v_head_dim": 40}
 CASES = {
     "plain": Case(),
     "full_vocabulary": Case(sizes={"draft_vocab_size": 320}),
@@ -99,15 +102,25 @@ CASES = {
     "rope_dynamic": Case({"rope_type": "dynamic", "rope_scaling": {"factor": 4.0}}),
     "rope_yarn": Case({"rope_type": "yarn", "rope_scaling": SCALED}),
     "rope_yarn_partial": Case({"rope_type": "yarn", "rope_scaling": SCALED, "partial_rotary_factor": 0.5}),
+    "latent": Case(sizes=LATENT),
+    "latent_norms": Case({"fc_norm": True, "norm_output": True, "norm_before_residual": True}, LATENT),
+    "latent_yarn": Case(
+        {"rope_type": "yarn", "rope_scaling": {**SCALED, "mscale": 1.0, "mscale_all_dim": 1.0}}, LATENT
+    ),
+    "latent_yarn_mscale": Case(
+        {"rope_type": "yarn", "rope_scaling": {**SCALED, "mscale": 0.7, "mscale_all_dim": 1.3}}, LATENT
+    ),
+    "latent_two_layers": Case(sizes={**LATENT, "num_layers": 2}),
     "rope_yarn_attention": Case({"rope_type": "yarn", "rope_scaling": {**SCALED, "attention_factor": 1.5}}),
 }
 
 
 @pytest.fixture(scope="session")
-def places(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
-    """(target, case -> folder of `trained`, `draft` and `inputs.safetensors`)"""
+def places(tmp_path_factory) -> tuple[dict[bool, Path], dict[str, Path]]:
+    """(has it latent attention -> target, case -> folder of `trained`, `draft` and `inputs.safetensors`)"""
     root = tmp_path_factory.mktemp("forward")
-    return build_target(root / "target"), {name: build(case, root / name) for name, case in CASES.items()}
+    targets = {False: build_target(root / "target"), True: build_latent_target(root / "latent_target")}
+    return targets, {name: build(case, root / name) for name, case in CASES.items()}
 
 
 def build(case: Case, folder: Path) -> Path:
@@ -116,7 +129,10 @@ def build(case: Case, folder: Path) -> Path:
     if draft.conventions.embedding == "own":
         with_embedding(draft, seed=8)
     save_draft(draft, vocab_map, folder / "trained")
-    export_draft(folder / "trained", folder / "draft", dtype="keep")
+    if draft.shape.mla is None:
+        export_draft(folder / "trained", folder / "draft", dtype="keep")
+    else:  # written as trained: no export rewrites these
+        shutil.copytree(folder / "trained", folder / "draft", ignore=shutil.ignore_patterns("eyas*"))
     if case.config:
         file = folder / "draft" / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | case.config))
@@ -134,7 +150,7 @@ def build(case: Case, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def ran(places) -> Callable[[str], dict[str, dict[str, Any]]]:
     """Engine -> case -> {"raises": ..., "logits": [K, R, V], "state": [K, R, H]}; each engine is started once."""
-    target, folders = places
+    targets, folders = places
 
     @functools.cache
     def ask(engine: str) -> dict[str, dict[str, Any]]:
@@ -142,10 +158,15 @@ def ran(places) -> Callable[[str], dict[str, dict[str, Any]]]:
         assert environment is not None, f"run `eyas engines setup {engine}` (make test-engines does)"
         environment = replace(environment, variables={**environment.variables, "PYTHONPATH": os.fspath(LOADERS)})
         script = Path(__file__).with_name(f"forward_{engine}.py")
-        drafts = [folder / "draft" for folder in folders.values()]
-        reports = environment.run(script, [*drafts, "--target", target], timeout=1800)
+        reports: dict[str, Any] = {}
+        for latent, target in targets.items():  # an engine runs latent attention beside a target that has it, too
+            names = [name for name in folders if latent == is_latent(name) and can_run(engine, name)]
+            drafts = [folders[name] / "draft" for name in names]
+            if drafts:
+                said = environment.run(script, [*drafts, "--target", target], timeout=1800)
+                reports |= dict(zip(names, said, strict=True))
         out = {}
-        for name, report in zip(folders, reports, strict=True):
+        for name, report in reports.items():
             written = folders[name] / "out.safetensors"
             out[name] = {"raises": report["raises"], **(load_file(written) if written.exists() else {})}
             written.unlink(missing_ok=True)  # the next engine's is not to be mistaken for this one's
@@ -154,11 +175,20 @@ def ran(places) -> Callable[[str], dict[str, dict[str, Any]]]:
     return ask
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", ENGINES)
+def is_latent(case: str) -> bool:
+    """Has this case latent attention?"""
+    return "kv_lora_rank" in CASES[case].sizes
+
+
+def can_run(engine: str, case: str) -> bool:
+    """On a CPU."""
+    return engine == "vllm" or not is_latent(case)
+
+
+@pytest.mark.parametrize(("engine", "case"), [(e, c) for e in ENGINES for c in CASES if can_run(e, c)])
 def test_the_forward_is_ours_exactly_where_the_profile_says_so(engine: str, case: str, places, ran):
-    target, folders = places
-    folder = folders[case]
+    targets, folders = places
+    folder, target = folders[case], targets[is_latent(case)]
     reading = profile(engine).read(Seen(open_folder(folder / "draft"), read_facts(target)))
     theirs = ran(engine)[case]
     if not reading.starts:

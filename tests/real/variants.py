@@ -55,6 +55,27 @@ def build_target(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def build_latent_target(folder: Path, seed: int = 0) -> Path:
+    """A target with latent attention, of the sizes that vLLM's kernel for CPUs knows; every block is dense."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    from conftest import build_tiny_target
+
+    build_tiny_target(folder, vocab=V)
+    config = DeepseekV3Config(
+        vocab_size=V, hidden_size=H, intermediate_size=M, num_hidden_layers=TARGET_LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, q_lora_rank=48, kv_lora_rank=512, qk_nope_head_dim=24, qk_rope_head_dim=64,
+        v_head_dim=40, first_k_dense_replace=TARGET_LAYERS, max_position_embeddings=256, rms_norm_eps=1e-5,
+        tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        DeepseekV3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"topk_method": "noaux_tc"}))  # vLLM asks for it
+    return folder
+
+
 # ------------------------------------------------------------------------------------------------ the parts
 
 

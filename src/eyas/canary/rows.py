@@ -16,7 +16,7 @@ from ..doctor.material import Material
 from ..doctor.specimen import NOWHERE, Specimen
 from ..draft.expected import expected_tensors
 from ..draft.model import Draft
-from ..draft.rope import inverse_frequencies
+from ..draft.rope import draft_frequencies
 from ..draft.unroll import Packing, Unroll
 
 FC = "fc.weight"
@@ -37,7 +37,7 @@ def live(specimen: Specimen, fused: bool = False) -> Draft:
     """The module that runs it, around the very tensors: gradients reach what they were made of. fused: without `fc`."""
     with torch.device("meta"):
         draft = Draft(specimen.shape, specimen.conventions)
-    draft._inv_freq, draft._rope_factor = inverse_frequencies(specimen.conventions, specimen.shape.head_dim)
+    draft._inv_freq, draft._rope_factor = draft_frequencies(specimen.shape, specimen.conventions)
     for name in expected_tensors(specimen.shape, specimen.conventions):
         path, _, leaf = name.rpartition(".")
         if fused and name == FC:

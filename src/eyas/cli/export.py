@@ -111,7 +111,7 @@ def _export(
     if target is not None:
         from eyas.target.source import resolve_target
 
-        target_dir = resolve_target(target)
+        target_dir = resolve_target(target, part="ends")
     recorded = None
     if features is not None:
         from eyas.features.reader import FeatureSet

@@ -122,7 +122,7 @@ def command(
     from eyas.target.source import resolve_target
 
     chosen = _taps(taps)
-    folder = resolve_target(target)
+    folder = resolve_target(target, part="all" if conversations is not None and show is None else "ends")
     if show is not None:
         if conversations is None:
             raise click.UsageError("--show renders CONVERSATIONS; foreign feature files bring their own masks")

@@ -52,7 +52,7 @@ def command(draft: Path, target: str | None, launch: str, stats: bool, everythin
     if target is not None:
         from eyas.target.source import resolve_target
 
-        folder = resolve_target(target)
+        folder = resolve_target(target, part="ends")
     report = inspect_draft(draft, folder, stats, launch)
     if as_json:
         click.echo(json.dumps(report))

@@ -83,7 +83,7 @@ def command(
     from eyas.vocab import VocabMap
 
     counts = train(
-        FeatureSet.open(features), out, target_dir=resolve_target(target),
+        FeatureSet.open(features), out, target_dir=resolve_target(target, part="ends"),
         vocab_map=VocabMap.load(vocab) if vocab else None,
         held_out=FeatureSet.open(held_out) if held_out else None, settings=chosen, seed=seed, device=device,
     )  # fmt: skip

@@ -62,7 +62,7 @@ def command(
         from eyas.target.source import resolve_target
         from eyas.target.tokens import special_ids, token_ids
 
-        folder = resolve_target(target)
+        folder = resolve_target(target, part="ends")
         always.update(special_ids(folder))
         for text in always_tokens:
             always.update(token_ids(folder, text))

@@ -4,6 +4,8 @@ those that it does not.   pytest tests/test_doctor_as_read.py
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from ..draft.dialects import Reading
@@ -49,8 +51,11 @@ def as_read(
     table = base.tensors.get(EMBEDDING) if c.embedding == "own" and EMBEDDING in tensors else embedding
     maps = {name: t for name, t in tensors.items() if name == "d2t"} if c.d2t != "none" else {}
     ids = stored_ids(maps, base.shape)
+    shape = base.shape
+    if shape.mla is not None:  # both engines' classes rotate neighbours, whatever `rope_interleave` says
+        shape = dataclasses.replace(shape, mla=dataclasses.replace(shape.mla, rope_interleave=True))
     changed = {f"as {read.engine} reads it": read.name}
-    return Specimen(base.shape, c, tensors, ids, table, c.taps, changed=changed)
+    return Specimen(shape, c, tensors, ids, table, c.taps, changed=changed)
 
 
 def _blanks(read: EngineReading) -> dict[str, str]:

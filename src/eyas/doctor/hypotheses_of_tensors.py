@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from ..draft.expected import expected_tensors
+from ..draft.shape import DraftShape
 from .hypothesis import Context, Hypothesis, convention
 from .specimen import EMBEDDING, Specimen
 
@@ -59,10 +61,21 @@ def _layer(base: Specimen, context: Context) -> Iterator[Hypothesis]:
                 _with_tensor("transposed", _short(name), name, lambda t: t.T.contiguous()),
                 about="a matrix stored the other way round",
             )  # fmt: skip
-    if all(n in base.tensors and tuple(base.tensors[n].shape) == wanted.get(n) for n in (Q, K)):
+    if shape.mla is not None:
+        yield _other_pairs(shape)
+    elif all(n in base.tensors and tuple(base.tensors[n].shape) == wanted.get(n) for n in (Q, K)):
         for label, turn in (("interleaved", _interleaved), ("halves", _halved)):
             yield Hypothesis("rope_layout", label, label, _rotary(label, turn, shape.head_dim),
                              about="q and k rows in the other layout of rotary pairs")  # fmt: skip
+
+
+def _other_pairs(shape: DraftShape) -> Hypothesis:
+    """Latent attention: the rotated slices are laid out in the other way."""
+    assert shape.mla is not None
+    turned = dataclasses.replace(shape.mla, rope_interleave=not shape.mla.rope_interleave)
+    label, other = "neighbours" if turned.rope_interleave else "halves", dataclasses.replace(shape, mla=turned)
+    return Hypothesis("rope_layout", label, label, lambda s: s.with_("rope_layout", label, shape=other),
+                      about="the other layout of rotary pairs")  # fmt: skip
 
 
 def _with_tensor(group: str, label: str, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

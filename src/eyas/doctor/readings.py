@@ -67,7 +67,7 @@ class Readings:
             out.reading, out.salvaged = _salvage(case)
         for p in profiles:
             out.engines[p.engine] = p.read(Seen(case.folder, facts, launch))
-        if out.reading is None or out.reading.conventions.attention != "gqa":
+        if out.reading is None:
             return out
         try:
             out.ends = load_ends(target, facts) if target is not None else None

@@ -20,7 +20,7 @@ from ..conventions import Conventions
 from ..draft.dialects import Reading
 from ..draft.expected import expected_tensors
 from ..draft.model import ACTIVATIONS, Draft
-from ..draft.rope import inverse_frequencies
+from ..draft.rope import draft_frequencies
 from ..draft.shape import DraftShape
 from ..errors import BadInput
 
@@ -63,7 +63,9 @@ class Specimen:
                 out.append(f"{name} as floating point (it is {held.dtype})")
         if self.conventions.hidden_act not in ACTIVATIONS:
             out.append(f"an activation that Eyas knows ({', '.join(sorted(ACTIVATIONS))})")
-        if problem := _rope_problem(self.conventions, self.shape.head_dim):
+        if self.shape.mla is not None and self.shape.mla.output_gate:
+            out.append("latent attention without an output gate (g_proj), which Eyas does not run")
+        if problem := _rope_problem(self.conventions, self.shape):
             out.append(f"whole parameters of RoPE ({problem})")
         if self.embedding is None:
             out.append("the target's embedding")
@@ -108,7 +110,7 @@ class Specimen:
             raise BadInput(f"it cannot be run without {', '.join(self.lacking)}")
         with torch.device("meta"):
             draft = Draft(self.shape, self.conventions)
-        draft._inv_freq, draft._rope_factor = inverse_frequencies(self.conventions, self.shape.head_dim)
+        draft._inv_freq, draft._rope_factor = draft_frequencies(self.shape, self.conventions)
         state = {name: cast(self.tensors[name]) for name in draft.state_dict()}
         draft.load_state_dict(state, assign=True)
         assert self.embedding is not None
@@ -180,12 +182,12 @@ def fitted(ids: torch.Tensor, size: int, vocab: int) -> torch.Tensor:
     return torch.where((ids >= 0) & (ids < vocab), ids, NOWHERE)
 
 
-def _rope_problem(c: Conventions, head_dim: int) -> str:
+def _rope_problem(c: Conventions, shape: DraftShape) -> str:
     """Why no angles can be computed, "" where they can."""
     if c.rope_type == "default":
         return ""
     try:
-        inverse_frequencies(c, head_dim)
+        draft_frequencies(shape, c)
     except Exception as error:  # a kind or a parameter that transformers or torch refuses, each in its own way
         return str(error.args[0] if error.args else error)
     return ""

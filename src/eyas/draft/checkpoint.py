@@ -47,11 +47,6 @@ def load_draft(
     and misshapen tensor, Mismatch where draft and target disagree on V or H.
     """
     reading = read_draft(path, target_dir)
-    if reading.conventions.attention != "gqa":
-        raise BadInput(
-            f"{reading.folder.path} has latent attention (MLA), which Eyas can neither run nor train yet: "
-            f"`eyas inspect` describes it, `eyas doctor --static` examines its files"
-        )
     ends = load_ends(target_dir) if target_dir is not None else None
     if ends is not None:
         check_target(reading, ends.embedding.shape[0], ends.embedding.shape[1], target_dir)

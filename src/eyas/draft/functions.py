@@ -9,6 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight`, reduced in float32 as the engines do. `offset`: the stored weight is `w - 1` (Gemma)."""
+
+    def __init__(self, size: int, eps: float, offset: bool = False) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = nn.Parameter(torch.zeros(size) if offset else torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight + 1 if self.offset else self.weight, self.eps)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

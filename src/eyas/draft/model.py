@@ -8,7 +8,7 @@ Shapes: B batch, S rows, H hidden, T taps, h heads, kv key heads, d head_dim, D 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,21 +16,10 @@ from torch.nn import functional as F
 
 from ..conventions import Conventions
 from ..errors import BadInput
-from .functions import gated, rms_norm, rotate
-from .rope import inverse_frequencies
+from .functions import RMSNorm, gated, rotate
+from .latent import LatentAttention
+from .rope import draft_frequencies
 from .shape import DraftShape
-
-
-class RMSNorm(nn.Module):
-    """`x / rms(x) * weight`, reduced in float32 as the engines do. `offset`: the stored weight is `w - 1` (Gemma)."""
-
-    def __init__(self, size: int, eps: float, offset: bool = False) -> None:
-        super().__init__()
-        self.eps, self.offset = eps, offset
-        self.weight = nn.Parameter(torch.zeros(size) if offset else torch.ones(size))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight + 1 if self.offset else self.weight, self.eps)
 
 
 class KVCache:
@@ -83,12 +72,26 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, eps, conventions.rms_norm_offset) if conventions.qk_norm else None
         self.k_norm = RMSNorm(shape.head_dim, eps, conventions.rms_norm_offset) if conventions.qk_norm else None
 
-    def heads(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Flat projections q [..., h*d], k [..., kv*d] -> per head, normed if the draft does so, rotated."""
-        q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, cos, sin), rotate(k, cos, sin)
+    def inputs(self) -> list[nn.Linear]:
+        """The projections of the layer's input: the one for queries first."""
+        return [self.q_proj, self.k_proj, self.v_proj]
+
+    def queries(self, flat: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Flat projection [..., h * d] -> per head [..., h, d], normed if the draft does so, rotated."""
+        q = flat.unflatten(-1, (-1, self.head_dim))
+        return rotate(q if self.q_norm is None else self.q_norm(q), cos, sin)
+
+    def keys(
+        self, flat: Sequence[torch.Tensor], cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of the other projections, each [..., kv * d] -> keys and values [..., kv, d]."""
+        k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in flat)
+        k = rotate(k if self.k_norm is None else self.k_norm(k), cos, sin)
+        return k, v
+
+    def output(self, attended: torch.Tensor) -> torch.Tensor:
+        """What was attended [..., h * d] -> [..., H]."""
+        return self.o_proj(attended)
 
 
 class MLP(nn.Module):
@@ -128,7 +131,8 @@ class DraftLayer(nn.Module):
             self.input_layernorm = RMSNorm(size, eps, offset)  # on the embedding
         self.hidden_norm = RMSNorm(size, eps, offset)  # on the state
         self.post_attention_layernorm = RMSNorm(size, eps, offset)
-        self.self_attn = Attention(shape, conventions, 2 * size if first else size)
+        attention = LatentAttention if conventions.attention == "mla" else Attention
+        self.self_attn = attention(shape, conventions, 2 * size if first else size)
         self.mlp = MLP(shape, conventions)
 
     def residual(self, state: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
@@ -137,7 +141,7 @@ class DraftLayer(nn.Module):
 
     def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Everything after attention: attended [..., h*d] -> output state [..., H]."""
-        h = residual + self.self_attn.o_proj(attended)
+        h = residual + self.self_attn.output(attended)
         return h + self.mlp(self.post_attention_layernorm(h))
 
 
@@ -145,15 +149,11 @@ class Draft(nn.Module):
     """An EAGLE-3 draft: `shape` gives the sizes, `conventions` the meaning. Weights start random.
 
     `embed_tokens` is None until `set_embedding`; it is the target's table [V, H] (frozen, not part of the state dict)
-    unless `conventions.embedding == "own"`. Raises BadInput for conventions that this module does not run (MLA).
+    unless `conventions.embedding == "own"`. Raises BadInput for conventions that this module does not run.
     """
 
     def __init__(self, shape: DraftShape, conventions: Conventions) -> None:
         super().__init__()
-        if conventions.attention != "gqa":
-            raise BadInput(
-                "this draft uses MLA attention: Eyas reads and describes such drafts but cannot run them yet"
-            )
         if len(conventions.taps) != shape.num_taps:
             raise BadInput(
                 f"taps {list(conventions.taps)} are {len(conventions.taps)}, but fc is {shape.num_taps} taps wide"
@@ -170,7 +170,7 @@ class Draft(nn.Module):
         self.norm = RMSNorm(size, eps, c.rms_norm_offset)
         self.lm_head = nn.Linear(size, shape.draft_vocab_size, bias=False)
         self.embed_tokens: nn.Embedding | None = None
-        inv_freq, self._rope_factor = inverse_frequencies(c, shape.head_dim)
+        inv_freq, self._rope_factor = draft_frequencies(shape, c)
         self.register_buffer("_inv_freq", inv_freq, persistent=False)
         self._inv_freq: torch.Tensor
 
@@ -259,8 +259,8 @@ class Draft(nn.Module):
             if layer.first:
                 halves = [layer.input_layernorm(embeds), normed]
                 wide = torch.cat(halves if layer.embedding_first else halves[::-1], -1)  # [B, S, 2H]
-            q, k = attn.heads(attn.q_proj(wide), attn.k_proj(wide), cos, sin)
-            v = attn.v_proj(wide).unflatten(-1, (-1, attn.head_dim))
+            flat_q, *flat = (projection(wide) for projection in attn.inputs())
+            q, (k, v) = attn.queries(flat_q, cos, sin), attn.keys(flat, cos, sin)
             past = cache._length[index]
             keys, values = cache.extend(index, k.transpose(1, 2), v.transpose(1, 2))
             if mask is not None and mask.ndim == 3:

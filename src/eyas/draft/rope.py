@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..conventions import Conventions
+from .shape import DraftShape
+
+
+def draft_frequencies(shape: DraftShape, conventions: Conventions) -> tuple[torch.Tensor, float]:
+    """`(inv_freq float32 [rot/2], factor on cos and sin)` of a draft; raises ValueError as `inverse_frequencies`.
+
+    Under latent attention the rotated slice alone counts, and YaRN's factor follows DeepSeek's rule (vLLM 0.32.0
+    layers/rotary_embedding/deepseek_scaling_rope.py:52), which transformers has where both mscales are named, or none.
+    """
+    if shape.mla is None:
+        return inverse_frequencies(conventions, shape.head_dim)
+    size = shape.mla.qk_rope_head_dim
+    if conventions.rope_type == "none":  # Kimi K3: nothing is rotated
+        return torch.zeros(size // 2, device="cpu"), 1.0
+    inv_freq, factor = inverse_frequencies(conventions, size)
+    told = conventions.rope_scaling
+    if conventions.rope_type == "yarn" and told.get("attention_factor") is None:
+        factor = _mscale(told["factor"], told.get("mscale", 1)) / _mscale(told["factor"], told.get("mscale_all_dim", 0))
+    return inv_freq, factor
+
+
+def latent_scale(conventions: Conventions) -> float:
+    """Factor on the scores of latent attention beside 1 / sqrt(width of a query).
+
+    Under YaRN the square of the mscale of all dimensions (vLLM 0.32.0 models/deepseek_v2.py, "scaling * mscale *
+    mscale"; transformers 5.19 modeling_deepseek_v3.py).
+    """
+    told = conventions.rope_scaling
+    if conventions.rope_type != "yarn" or not told.get("mscale_all_dim") or "factor" not in told:
+        return 1.0
+    return _mscale(told["factor"], told["mscale_all_dim"]) ** 2
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def inverse_frequencies(conventions: Conventions, head_dim: int) -> tuple[torch.Tensor, float]:

@@ -10,6 +10,7 @@ from typing import Any
 MOST_LAYERS = 256
 MOST_TAPS = 64
 MOST_TOKENS = 1 << 24
+FLAGS = ("output_gate", "rope_interleave")
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,14 @@ class MlaShape:
     v_head_dim: int
     output_gate: bool = False
     """`g_proj` gates what attention gives, before `o_proj` (Kimi K3)."""
+    rope_interleave: bool = True
+    """Rotated pairs are neighbours, as every engine's draft class has it; else halves (`rope_interleave: false`)."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "draft shape: mla.")
-        if not isinstance(self.output_gate, bool):
-            raise ValueError(f"draft shape: mla.output_gate = {self.output_gate!r} must be true or false")
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"draft shape: mla.{name} = {getattr(self, name)!r} must be true or false")
         if self.qk_rope_head_dim % 2:
             raise ValueError(f"draft shape: mla.qk_rope_head_dim = {self.qk_rope_head_dim} must be even for RoPE")
 
@@ -86,7 +90,7 @@ class DraftShape:
 def _check_sizes(shape: MlaShape | DraftShape, prefix: str) -> None:
     for f in dataclasses.fields(shape):
         value = getattr(shape, f.name)
-        if f.name in ("mla", "output_gate") or (value is None and f.name == "q_lora_rank"):
+        if f.name in ("mla", *FLAGS) or (value is None and f.name == "q_lora_rank"):
             continue
         if type(value) is not int or value < 1:
             raise ValueError(f"{prefix}{f.name} = {value!r} must be a whole number of at least 1")

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .attention import AskedRows, Packing, attend
-from .functions import rotate
 from .model import Draft, DraftLayer
 
 __all__ = ["Packing", "Unroll"]
@@ -45,23 +44,26 @@ class Unroll:
         self._first: list[KeysValues] = []  # step-0 keys and values [B * kv, longest, d]
         self.k = 0
         layer = draft.midlayer
-        attn, size = layer.self_attn, draft.shape.hidden_size
-        projections = (attn.q_proj, attn.k_proj, attn.v_proj)
-        weights: list[torch.Tensor] = [p.weight for p in projections]
-        biases: list[torch.Tensor | None] = [p.bias for p in projections]
+        size, wide = draft.shape.hidden_size, layer.self_attn.inputs()
+        self._sizes = [len(projection.weight) for projection in wide]
+        weights: list[torch.Tensor] = [projection.weight for projection in wide]
+        biases: list[torch.Tensor | None] = [projection.bias for projection in wide]
+        if any(bias is not None for bias in biases):
+            zeros = [weight.new_zeros(n) for weight, n in zip(weights, self._sizes, strict=True)]
+            biases = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
         if sum(w.numel() for w in weights) <= JOINED:
             weights = [torch.cat(weights)]  # [(h + 2 kv) d, 2H]
-            held = [b for b in biases if b is not None]  # all or none
+            held = [bias for bias in biases if bias is not None]  # all or none
             biases = [torch.cat(held) if held else None]
         # split makes one gradient of both halves; a slice each would make two of full size
         halves = [w.split(size, 1) for w in weights]
         first = 0 if layer.embedding_first else 1
         self._w_embed, self._w_state = [h[first] for h in halves], [h[1 - first] for h in halves]
         self._biases = biases
-        self._sizes = [attn.num_heads * attn.head_dim] + [attn.num_kv_heads * attn.head_dim] * 2
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The embedding's share of q, k, v: it depends on the token alone, so one call serves every step."""
+        """The embedding's share of what the first layer's attention reads (of q, k, v): it depends on the token alone,
+        so one call serves every step."""
         normed = self.draft.midlayer.input_layernorm(self.draft.embed(ids))
         parts = [F.linear(normed, w, b) for w, b in zip(self._w_embed, self._biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
@@ -101,9 +103,9 @@ class Unroll:
             last = index == len(layers) - 1
             normed = layer.hidden_norm(x)
             out_rows = rows if last else everything
-            q, k, v = self._project(layer, normed, embedded, None if not last else rows)
-            q, k = self._heads(layer, q, k, (cos[out_rows], sin[out_rows]), (cos, sin))
-            v = v.unflatten(-1, (-1, layer.self_attn.head_dim))
+            flat_q, *flat = self._project(layer, normed, embedded, None if not last else rows)
+            q = layer.self_attn.queries(flat_q, cos[out_rows], sin[out_rows])
+            k, v = layer.self_attn.keys(flat, cos, sin)
             first.append((self.packing.lay(k.to(v.dtype)), self.packing.lay(v)))
             out = self._attend(q, first[-1], [], asked if last else AskedRows(self.packing, everything))
             residual = layer.residual(x, normed)
@@ -117,9 +119,9 @@ class Unroll:
         x, grown = state, []
         for index, layer in enumerate(self.draft.all_layers()):
             normed = layer.hidden_norm(x)
-            q, key, v = self._project(layer, normed, embedded, None)
-            q, key = self._heads(layer, q, key, (cos, sin), (cos, sin))
-            grown.append([*own[index], (key, v.unflatten(-1, (-1, layer.self_attn.head_dim)))])
+            flat_q, *flat = self._project(layer, normed, embedded, None)
+            q = layer.self_attn.queries(flat_q, cos, sin)
+            grown.append([*own[index], layer.self_attn.keys(flat, cos, sin)])
             out = self._attend(q, self._first[index], grown[-1], asked)
             x = layer.finish(layer.residual(x, normed), out)
         return x, grown
@@ -127,14 +129,14 @@ class Unroll:
     def _project(
         self, layer: DraftLayer, normed: torch.Tensor, embedded: torch.Tensor, q_rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
-        """Flat q, k, v; with `q_rows` queries are made for those rows alone."""
-        attn = layer.self_attn
+        """Outputs of the layer's input projections; with `q_rows` that for queries is made for those rows alone."""
         if not layer.first:
-            q = attn.q_proj(normed if q_rows is None else normed.index_select(0, q_rows))
-            return q, attn.k_proj(normed), attn.v_proj(normed)
+            first, *others = layer.self_attn.inputs()
+            q = first(normed if q_rows is None else normed.index_select(0, q_rows))
+            return q, *(projection(normed) for projection in others)
         split = self._sizes[0]
         if len(self._w_state) > 1:
-            shares, inputs = list(embedded.split(self._sizes, -1)), [normed] * 3
+            shares, inputs = list(embedded.split(self._sizes, -1)), [normed] * len(self._sizes)
             if q_rows is not None:
                 shares[0], inputs[0] = shares[0].index_select(0, q_rows), normed.index_select(0, q_rows)
             return tuple(F.linear(x, w) + e for x, w, e in zip(inputs, self._w_state, shares, strict=True))
@@ -144,13 +146,6 @@ class Unroll:
         kv = F.linear(normed, weight[split:]) + embedded[:, split:]
         q = F.linear(normed.index_select(0, q_rows), weight[:split]) + embedded[:, :split].index_select(0, q_rows)
         return q, *kv.split(self._sizes[1:], -1)
-
-    def _heads(self, layer: DraftLayer, q, k, at_q, at_k):  # type: ignore[no-untyped-def]
-        attn = layer.self_attn
-        q, k = q.unflatten(-1, (-1, attn.head_dim)), k.unflatten(-1, (-1, attn.head_dim))
-        if attn.q_norm is not None and attn.k_norm is not None:
-            q, k = attn.q_norm(q), attn.k_norm(k)
-        return rotate(q, *at_q), rotate(k, *at_k)
 
     def _attend(self, q: torch.Tensor, first: KeysValues, own: list[KeysValues], asked: AskedRows) -> torch.Tensor:
         """q [R, h, d] over step-0 keys (causal) and the row's own later keys -> [R, h*d]."""

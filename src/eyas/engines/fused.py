@@ -55,15 +55,22 @@ def mlp_and_norms(config: HfConfig) -> dict[str, Slot]:
     }
 
 
-def latent_layer(config: HfConfig, sizes: Mapping[str, tuple[int, ...]], fused: str) -> dict[str, Slot]:
-    """Weights of a layer with latent attention, without its prefix; `fused`: its joint projection of q and kv."""
+def latent_layer(
+    config: HfConfig, sizes: Mapping[str, tuple[int, ...]], fused: str, layer: int = 0, unused: str = ""
+) -> dict[str, Slot]:
+    """Weights of a layer with latent attention, without its prefix; the first one reads twice the width.
+
+    fused: its joint projection of q and kv; unused: as in `llama_layer`.
+    """
     down = {"q": sizes["q_a_proj"][0], "kv": sizes["kv_a_proj_with_mqa"][0]}
-    out = {f"self_attn.{fused}.weight": Slot((sum(down.values()), 2 * config.whole("hidden_size")), down)}
+    hidden = config.whole("hidden_size")
+    out = {f"self_attn.{fused}.weight": Slot((sum(down.values()), hidden * (2 if layer == 0 else 1)), down)}
     for name in ("q_b_proj", "kv_b_proj", "o_proj"):
         out[f"self_attn.{name}.weight"] = Slot(sizes[name])
     for name in ("q_a_layernorm", "kv_a_layernorm"):
         out[f"self_attn.{name}.weight"] = Slot(sizes[name], blank=ONES)
-    return out | mlp_and_norms(config)
+    out |= mlp_and_norms(config)
+    return out if layer == 0 else {**out, f"{unused}.weight": Slot((hidden,), blank=UNUSED)}
 
 
 def under(prefix: str, slots: Mapping[str, Slot]) -> dict[str, Slot]:

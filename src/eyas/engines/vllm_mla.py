@@ -45,7 +45,9 @@ def read(seen: Seen, empty: EngineReading) -> EngineReading:
     }
     if flags["fc_norm"]:
         slots |= {f"model.fc_norm.{i}.weight": Slot((target_hidden,), blank=ONES) for i in range(count)}
-    slots |= under("model.layers.0.", latent_layer(config, sizes, "fused_qkv_a_proj"))
+    for layer in range(config.whole("num_hidden_layers")):
+        of_layer = latent_layer(config, sizes, "fused_qkv_a_proj", layer, unused="hidden_norm")
+        slots |= under(f"model.layers.{layer}.", of_layer)
     slots |= {
         "model.norm.weight": Slot((hidden,), blank=ONES),
         "lm_head.weight": Slot((size, hidden), blank="the first rows of the target's head"),

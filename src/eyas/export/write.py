@@ -250,11 +250,13 @@ def _fingerprints(target_dir: Path, declared: Mapping[str, str], draft: Path) ->
     """Fingerprints of the target; refuse one that is not the draft's."""
     from ..target import source
 
-    found = source.identify(target_dir)
-    for name in ("target", "tokenizer"):
-        if declared.get(name) and declared[name] != found[name]:
+    found = {**source.identify(target_dir), "ends": source.ends_fingerprint(target_dir)}
+    other = source.other_target(declared.get("target", ""), declared.get("ends", ""), target_dir)
+    words = (declared.get("tokenizer") or found["tokenizer"], found["tokenizer"])
+    for name, (mine, theirs) in {"target": other or ("", ""), "tokenizer": words}.items():
+        if mine != theirs:
             raise Mismatch(
-                f"{draft} was trained for {name} {declared[name][:16]}, but {target_dir} is {name} {found[name][:16]}; "
+                f"{draft} was trained for {name} {mine[:16]}, but {target_dir} is {name} {theirs[:16]}; "
                 f"name the target that it was trained for"
             )
     return {**found, **declared}

@@ -234,8 +234,11 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a target's folder. Raises BadInput naming the folder."""
     from transformers import AutoTokenizer
 
+    from eyas.target.source import with_template
+
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        return with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
     except Exception as error:
         raise BadInput(f"{folder}: transformers cannot load its tokenizer ({error})") from error
 

@@ -28,7 +28,7 @@ from eyas.features.recorded import Recordings, StatesMeta
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
-from eyas.target.source import identify
+from eyas.target.source import ends_fingerprint, identify
 
 SET_ASIDE = "set-aside.jsonl"
 
@@ -133,7 +133,9 @@ def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = 
         logit_scale=facts.logit_scale,
         how=dict.fromkeys(told, Known.DECLARED),
     )
-    return FeatureMeta(facts.hidden_size, facts.vocab_size, conventions, **identify(folder))
+    return FeatureMeta(
+        facts.hidden_size, facts.vocab_size, conventions, **identify(folder), ends=ends_fingerprint(folder)
+    )
 
 
 def write_features(

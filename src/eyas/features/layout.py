@@ -67,6 +67,8 @@ class FeatureMeta:
     """Fingerprint of the target's weights and config (eyas.target.source.fingerprint)."""
     tokenizer: str
     template: str
+    ends: str = ""
+    """Fingerprint of embedding, head and final norm alone, for folders that hold no more ("" in older features)."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -93,6 +95,7 @@ class FeatureMeta:
             "target": self.target,
             "tokenizer": self.tokenizer,
             "template": self.template,
+            **({"ends": self.ends} if self.ends else {}),
         }
 
     @classmethod
@@ -100,7 +103,7 @@ class FeatureMeta:
         """Read what `to_dict` wrote. Raises BadInput naming the field that is missing or contradicts itself."""
         try:
             known = {k: values[k] for k in ("hidden_size", "vocab_size", "target", "tokenizer", "template")}
-            return cls(**known, conventions=Conventions.from_dict(values["conventions"]))
+            return cls(**known, ends=values.get("ends", ""), conventions=Conventions.from_dict(values["conventions"]))
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"feature metadata cannot be read: {error}; expected what {SCHEMA} writes") from error
 

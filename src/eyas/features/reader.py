@@ -173,15 +173,16 @@ class FeatureSet:
         `target` is a fingerprint, or the folder of a target (then its tokenizer and template are compared as well).
         Raises Mismatch naming both sides; a side that is not known (None or "") is not compared.
         """
+        mine = self.meta.target
         if isinstance(target, os.PathLike):
             from eyas.target import source
 
             folder = Path(target)
-            target = source.fingerprint(folder)
+            mine, target = source.other_target(self.meta.target, self.meta.ends, folder) or (mine, None)
             tokenizer = tokenizer or source.tokenizer_fingerprint(folder)
             template = template or source.template_fingerprint(folder)
         pairs: list[tuple[str, Any, Any, str]] = [
-            ("target", self.meta.target, target, "use the target they were made with, or extract again"),
+            ("target", mine, target, "use the target they were made with, or extract again"),
             ("tokenizer", self.meta.tokenizer, tokenizer, "use the tokenizer they were made with, or extract again"),
             ("chat template", self.meta.template, template, "restore the template, or extract again"),
             ("taps", list(self.meta.taps), list(taps) if taps else None, "ask for the same taps, or extract again"),

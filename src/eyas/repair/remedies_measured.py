@@ -99,6 +99,10 @@ def _transpose(s: Situation) -> list[Step]:
 
 
 def _rotary(s: Situation) -> list[Step]:
+    if s.overlay.reading is not None and s.overlay.reading.shape.mla is not None:
+        # Engines rotate neighbours anyway: weights for halves cannot be mended by a word in the config.
+        values = {"config.json": {"/rope_interleave": True}}
+        return [s.step("write-fields", values=values)] if s.best == "neighbours" else []
     return [s.step("permute-rotary", stored_as=s.best)]
 
 

@@ -126,16 +126,17 @@ def _has_weights(folder: Path) -> bool:
 
 def _fingerprint(launch: Launch, reading: Reading, force: bool) -> list[str]:
     """Raises Mismatch where eyas.json names another target than the one at hand."""
-    declared = ((reading.folder.eyas or {}).get("target") or {}).get("target")
+    told = (reading.folder.eyas or {}).get("target") or {}
+    declared = told.get("target")
     folder = _config_folder(launch.target)
     if not declared or folder is None or not _has_weights(folder):
         return []
-    from ..target.source import fingerprint
+    from ..target.source import other_target
 
-    found = fingerprint(folder)
-    if found == declared:
+    other = other_target(declared, told.get("ends") or "", folder)
+    if other is None:
         return []
-    text = f"{launch.draft} was trained for target {declared[:16]}, {launch.target} is {found[:16]}"
+    text = f"{launch.draft} was trained for target {other[0][:16]}, {launch.target} is {other[1][:16]}"
     if not force:
         raise Mismatch(f"{text}; name the target that it was trained for (--target), or give --force")
     return [text]

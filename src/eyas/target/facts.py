@@ -73,6 +73,8 @@ class TargetFacts:
     """Ids that end an answer: of generation_config.json, config.json and the tokenizer's eos_token, in that order."""
     dtype: str = "float32"
     """Dtype in which the weights are stored, as the config names it."""
+    scale_block: tuple[int, int] | None = field(default=None, compare=False)
+    """Rows and columns that share a scale where weights are stored in FP8 blocks (quantization_config)."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The (text) config itself."""
 
@@ -109,8 +111,8 @@ class TargetFacts:
         return logits
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without `raw`."""
-        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "raw"}
+        """Plain JSON values, without `raw` and `scale_block`, which say how weights are stored."""
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("raw", "scale_block")}
         return {**out, "rope_parameters": dict(self.rope_parameters), "eos_ids": list(self.eos_ids)}
 
 
@@ -132,6 +134,7 @@ def read_facts(folder: str | Path) -> TargetFacts:
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     text = _text_config(raw)
+    written = [c["tie_word_embeddings"] for c in (raw, text) if c.get("tie_word_embeddings") is not None]
     model_type = str(text.get("model_type") or raw.get("model_type") or "")
     if model_type not in PLAIN or any(k not in text for k in PLAIN_NEEDS) or not _rope(text):
         text = _completed(folder, raw) or text
@@ -148,7 +151,8 @@ def read_facts(folder: str | Path) -> TargetFacts:
     hidden, heads = get("hidden_size"), get("num_heads")
     rope = _rope(text) or {"rope_type": "default", "rope_theta": 10000.0}
     flat = rope.get("full_attention", rope)
-    tied = text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))
+    # What is written counts before a class's default: Kimi K2.5's outer class says true, its checkpoints are untied.
+    tied = written[0] if written else text.get("tie_word_embeddings", False)
     dtype = text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or raw.get("torch_dtype") or "float32"
     return TargetFacts(
         hidden_size=hidden,
@@ -171,8 +175,21 @@ def read_facts(folder: str | Path) -> TargetFacts:
         layer_norm="rms_norm_eps" not in text and any(k.startswith(("layer_norm", "layernorm")) for k in text),
         eos_ids=_eos_ids(folder, raw, text),
         dtype=str(dtype).removeprefix("torch."),
+        scale_block=_scale_block(raw, text),
         raw=text,
     )
+
+
+def _scale_block(raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, int] | None:
+    """`weight_block_size` of Hugging Face's fp8, `block_structure` of compressed-tensors; None where neither is."""
+    told = raw.get("quantization_config") or text.get("quantization_config") or {}
+    groups = (told.get("config_groups") or {}).values() if isinstance(told, dict) else ()
+    sizes = [told.get("weight_block_size")] if isinstance(told, dict) else []
+    sizes += [(g.get("weights") or {}).get("block_structure") for g in groups if isinstance(g, dict)]
+    for size in sizes:
+        if isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size):
+            return int(size[0]), int(size[1])
+    return None
 
 
 def _text_config(raw: dict[str, Any]) -> dict[str, Any]:

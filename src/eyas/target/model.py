@@ -20,6 +20,7 @@ from torch import nn
 from eyas.errors import BadInput, EyasError
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.gguf import quiet
+from eyas.target.source import with_template
 
 # Names under which families keep their blocks and their final norm inside the decoder.
 BLOCKS = ("layers", "h", "blocks", "block")
@@ -51,16 +52,16 @@ class Target:
         `device="auto"` spreads the model over all accelerators. Raises EyasError naming the folder when transformers
         cannot load it.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         folder = Path(folder)
         facts = read_facts(folder)
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         with quiet():
             try:
-                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+                tokenizer = with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
-                model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options, **spread)
+                model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
             except Exception as error:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
                 raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
@@ -158,14 +159,28 @@ class Target:
             raise BadInput(f"lengths {counts.tolist()} do not fit ids of shape {list(ids.shape)}: one a row, 1 to L")
 
 
+def _model_class(folder: Path, options: dict[str, Any]) -> Any:
+    """The auto class that knows this family: that of language models, else that of models for text with images."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(folder, **options)
+    # The keys of an auto class are private to transformers; a family without one is told by the error of the first.
+    known = {auto: type(config) in auto._model_mapping for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    language_only = remote or known[AutoModelForCausalLM] or not known[AutoModelForImageTextToText]
+    return AutoModelForCausalLM if language_only else AutoModelForImageTextToText
+
+
 def _anatomy(model: Any, facts: TargetFacts, folder: Path) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
     """Decoder, its blocks and its final norm. Raises EyasError for a family built otherwise."""
     decoder = model.get_decoder()
+    inner: Any
     for inner in (decoder, getattr(decoder, "decoder", None), getattr(decoder, "model", None)):
         blocks = next((b for n in BLOCKS if isinstance(b := getattr(inner, n, None), nn.ModuleList)), None)
         norm = next((m for n in FINAL_NORM if isinstance(m := getattr(inner, n, None), nn.Module)), None)
         if blocks is not None and norm is not None and len(blocks) == facts.num_layers:
-            return decoder, blocks, norm
+            # A wrapper's language model may be one with a head, whose inside returns states.
+            return (inner if hasattr(decoder, "lm_head") else decoder), blocks, norm
     raise EyasError(
         f"{folder}: no {facts.num_layers} blocks followed by a final norm in a {type(decoder).__name__}; this family "
         f"is not supported as a target"

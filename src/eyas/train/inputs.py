@@ -29,7 +29,7 @@ from ..vocab import VocabMap
 from . import checkpoints
 from .record import BOARD, METRICS
 from .settings import TrainSettings
-from .start import initialise, new_draft
+from .start import embedding_for, initialise, new_draft
 
 STAGE = "train"
 DRAFT = "draft"
@@ -38,7 +38,8 @@ TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
 INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
-OF_A_NEW_DRAFT = ("num_layers", "intermediate_size", "norm_before_fc", "fc_norm", "norm_output", "norm_before_residual")
+OF_A_NEW_DRAFT = ("hidden_size", "num_layers", "intermediate_size", "qk_norm", "norm_before_fc", "fc_norm",
+                  "norm_output", "norm_before_residual")  # fmt: skip
 # The objective's reading of these, for drafts that were trained under another; decoding does not depend on them.
 TRAINED_UNDER = {"mask_shift": 2, "teacher": "whole_vocabulary"}
 
@@ -141,6 +142,11 @@ def check_trainable(draft: Draft, name: str) -> None:
     """Raise BadInput for conventions that the objective does not honour, instead of training something else."""
     c = draft.conventions
     problems = []
+    if c.attention == "mla":
+        raise BadInput(
+            f"{name} has latent attention (MLA): Eyas runs and diagnoses such drafts and does not train them. Train a "
+            f"draft without it for the same target, which the engines run as well, or go on in TorchSpec"
+        )
     if not c.norm_before_head:
         problems.append("its head reads the state before the last norm (norm_before_head = false)")
     if c.token_shift != 1:
@@ -190,7 +196,7 @@ def _new_draft(
             f"cut a map from features of this target"
         )
     draft = new_draft(settings, ends.facts, features, vocab_map)
-    draft.set_embedding(ends.embedding)
+    draft.set_embedding(embedding_for(draft, ends))
     return draft, vocab_map
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..draft.model import Draft
+from ..draft.model import Attention, Draft
 from ..features.reader import FeatureSet
 
 FEEDBACK_TOKENS = 4_000  # for one unknown
@@ -41,10 +41,18 @@ class LinearGuess:
 
 
 @torch.no_grad()
-def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int, rows: int = 100_000) -> LinearGuess:
+def fit_guess(
+    draft: Draft,
+    features: FeatureSet,
+    scale: torch.Tensor,
+    seed: int,
+    rows: int = 100_000,
+    space: torch.Tensor | None = None,
+) -> LinearGuess:
     """Ridge regression over supervised rows of randomly chosen documents, `rows` or all that there are.
 
-    scale [H]: the final norm's factor, divided out because the draft's own norm applies it again. Memory: `fit_bytes`.
+    scale [H]: the final norm's factor, divided out because the draft's own norm applies it again. space [H, Ht]:
+    the directions of the target's final state that a draft of another width has. Memory: `fit_bytes`.
     """
     size, wide = draft.fc.weight.shape
     inverse = torch.where(scale.abs() > 1e-6, 1 / scale, 0.0)
@@ -65,7 +73,7 @@ def fit_guess(draft: Draft, features: FeatureSet, scale: torch.Tensor, seed: int
         chosen = part["mask"][1:-1].bool() & part["mask"][2:].bool()  # rows of step 0: the teacher is read at i+1
         token = draft.midlayer.input_layernorm(draft.embed(part["ids"][1:-1][chosen].long()))
         x = torch.cat([fc_input(draft, part["taps"][:-2][chosen].float()), token], -1)
-        y = part["final"][1:-1][chosen].float() * inverse
+        y = _seen(part["final"][1:-1][chosen].float(), space) * inverse
         # What is not finite is left to the first step that reads this document: it stops the run and names it.
         if not bool((x.sum() + y.sum()).isfinite()):
             continue
@@ -192,6 +200,7 @@ def write_guess(draft: Draft, guess: LinearGuess) -> None:
     """Set `fc` and, in the first layer, one head of each group; the other heads write nothing yet."""
     draft.fc.weight.copy_(guess.from_taps)
     attn, size = draft.midlayer.self_attn, draft.shape.hidden_size
+    assert isinstance(attn, Attention), "latent attention is not trained"
     d, groups = attn.head_dim, attn.num_kv_heads
     each = attn.num_heads // groups
     token = slice(0, size) if draft.midlayer.embedding_first else slice(size, 2 * size)
@@ -216,7 +225,14 @@ def write_guess(draft: Draft, guess: LinearGuess) -> None:
 
 
 @torch.no_grad()
-def fold_norm(draft: Draft, guess: LinearGuess, features: FeatureSet, scale: torch.Tensor, seed: int) -> None:
+def fold_norm(
+    draft: Draft,
+    guess: LinearGuess,
+    features: FeatureSet,
+    scale: torch.Tensor,
+    seed: int,
+    space: torch.Tensor | None = None,
+) -> None:
     """For a draft with `norm_output` that holds `guess`: the norm's factor goes into the head, c stays in the norm.
 
     c is the least-squares factor of the normed guess at i in what the share of x_{i+2} leaves of the un-scaled final
@@ -232,7 +248,7 @@ def fold_norm(draft: Draft, guess: LinearGuess, features: FeatureSet, scale: tor
         token = draft.midlayer.input_layernorm(draft.embed(part["ids"].long())) @ guess.from_token.T
         state = draft.fuse(part["taps"][chosen].float()) + token[chosen + 1]
         state = state * torch.rsqrt(state.square().mean(-1, keepdim=True) + draft.norm.eps)
-        rest = part["final"][chosen + 2].float() * inverse - token[chosen + 2]
+        rest = _seen(part["final"][chosen + 2].float(), space) * inverse - token[chosen + 2]
         above += float((state * rest).sum())
         below += float(state.square().sum())
         used += len(chosen)
@@ -241,6 +257,11 @@ def fold_norm(draft: Draft, guess: LinearGuess, features: FeatureSet, scale: tor
     share = above / below if above > 0 else 1.0
     draft.lm_head.weight.mul_(draft.norm.weight / share)
     draft.norm.weight.fill_(share)
+
+
+def _seen(final: torch.Tensor, space: torch.Tensor | None) -> torch.Tensor:
+    """Final states [..., Ht] in the draft's own space [..., H]."""
+    return final if space is None else final @ space.T
 
 
 def _order(features: FeatureSet, seed: int) -> list[int]:

@@ -91,7 +91,7 @@ def _train(
     meta = features.meta
     save_draft(
         draft, given.vocab_map, out / DRAFT, facts=given.facts,
-        fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template},
+        fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template, "ends": meta.ends},
         predicted=counts.get("predicted"),
         provenance={"inputs": inputs, "settings": settings.model_dump(), "seed": seed, "steps": run.step,
                     "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},

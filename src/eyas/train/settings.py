@@ -63,7 +63,13 @@ class TrainSettings(BaseModel):
     """A draft to go on from: its weights, conventions and vocabulary map are kept, and `start` is ignored."""
     intermediate_size: int | None = Field(default=None, ge=1)
     """Width of the draft's MLP; the target's when absent."""
+    hidden_size: int | None = Field(default=None, ge=2)
+    """Width of the draft; the target's when absent. A draft of another width owns its embedding, a fixed projection of
+    the target's. SGLang, vLLM and llama.cpp run it."""
     num_layers: int = Field(default=1, ge=1)
+    """Decoder layers; SGLang and vLLM run several."""
+    qk_norm: bool = False
+    """Norms on the heads of q and k, as in Qwen3; vLLM and speculators know them."""
     norm_before_fc: bool = True
     """One norm over the concatenated taps (EAGLE-3.1 style; read by SGLang, vLLM and llama.cpp)."""
     fc_norm: bool = False

@@ -14,21 +14,22 @@ from typing import Any
 import torch
 
 from ..conventions import Conventions, Known
-from ..draft.model import Draft
+from ..draft.model import Attention, Draft
 from ..draft.shape import DraftShape
 from ..errors import Mismatch
 from ..features.reader import FeatureSet
 from ..target.facts import TargetFacts
 from ..target.weights import Ends
 from ..vocab import VocabMap
-from .linear import fit_guess, fold_norm, write_guess
+from .linear import PAIRS, SHARPNESS, fit_guess, fold_norm, write_guess
 from .settings import TrainSettings
 
 INIT_STD = 0.02
+ROWS = 16384  # of a table in float32 at once
 
 
 def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet, vocab_map: VocabMap) -> Draft:
-    """A Llama-like draft with the target's sizes, RoPE and epsilon, declared in full; weights are not set yet.
+    """A Llama-like draft with the target's sizes, RoPE and epsilon where the settings name no others; no weights yet.
 
     Raises Mismatch when the features' states do not have the target's width.
     """
@@ -37,9 +38,12 @@ def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet,
             f"{features.dir}: states of width {features.meta.hidden_size} and vocabulary {features.meta.vocab_size}, "
             f"but the target has {facts.hidden_size} and {facts.vocab_size}; use the target they were made with"
         )
-    # transformers adds the key `rope_type` to an older config's `type`; one of them is enough.
-    rope = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, dict) and k != "type"}
+    # transformers adds the key `rope_type` to an older config's `type`; one of them is enough. mscale is DeepSeek's,
+    # for latent attention; of other attention no two readers make the same of it.
+    left_out = ("type", "mscale", "mscale_all_dim")
+    rope = {k: v for k, v in facts.rope_parameters.items() if not isinstance(v, dict) and k not in left_out}
     shape = draft_shape(settings, facts, vocab_map.size, len(features.conventions.taps))
+    own = shape.hidden_size != facts.hidden_size
     values: dict[str, Any] = {
         "taps": features.conventions.taps,
         "num_target_layers": facts.num_layers,
@@ -54,7 +58,9 @@ def new_draft(settings: TrainSettings, facts: TargetFacts, features: FeatureSet,
         "partial_rotary_factor": float(rope.pop("partial_rotary_factor", None) or 1.0),
         "rope_scaling": rope,
         "max_position": facts.max_position or Conventions.max_position,
-        "embedding_scale": facts.embedding_scale,
+        "qk_norm": settings.qk_norm,
+        "embedding": "own" if own else "target",
+        "embedding_scale": 1.0 if own else facts.embedding_scale,
         "teacher": "whole_vocabulary",
     }
     names = [name for name in Conventions.__dataclass_fields__ if name != "how"]
@@ -71,7 +77,7 @@ def draft_shape(settings: TrainSettings, facts: TargetFacts, draft_vocab_size: i
     if facts.raw.get("kv_lora_rank") and facts.raw.get("v_head_dim"):
         kv_heads, width = heads, int(facts.raw["v_head_dim"])
     return DraftShape(
-        hidden_size=facts.hidden_size,
+        hidden_size=settings.hidden_size or facts.hidden_size,
         target_hidden_size=facts.hidden_size,
         intermediate_size=settings.intermediate_size or facts.intermediate_size,
         num_heads=heads,
@@ -95,14 +101,75 @@ def initialise(
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * INIT_STD)
     if settings.start == "random":
         return
-    draft.lm_head.weight.copy_(ends.head[vocab_map.ids].float())
-    scale = _norm_weight(ends)
+    space = state_space(draft, ends)
+    rows, scale = ends.head[vocab_map.ids].float(), _norm_weight(ends)
+    if space is not None:
+        # The draft's states are the target's final ones, norm and all, seen in `space`: they keep their length.
+        rows, scale = rows @ space.T, torch.full((len(space),), _length(features, space, seed))
+    draft.lm_head.weight.copy_(rows)
     draft.norm.weight.copy_(scale)
     if settings.start == "regression":
-        guess = fit_guess(draft, features, scale, seed, settings.start_rows)
+        if draft.conventions.qk_norm:
+            _sharpen(draft)
+        for name, parameter in draft.layers.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # further layers add nothing yet
+                parameter.zero_()
+        guess = fit_guess(draft, features, scale, seed, settings.start_rows, space)
         write_guess(draft, guess)
         if draft.conventions.norm_output:
-            fold_norm(draft, guess, features, scale, seed)
+            fold_norm(draft, guess, features, scale, seed, space)
+
+
+def embedding_for(draft: Draft, ends: Ends) -> torch.Tensor:
+    """The table a new draft reads [V, H]: the target's, or where widths differ its best projection, scaled as it is."""
+    if draft.conventions.embedding == "target":
+        return ends.embedding
+    directions = principal(ends.embedding, draft.shape.hidden_size)
+    scale = ends.facts.embedding_scale
+    return torch.cat([rows.float() @ directions.T * scale for rows in ends.embedding.split(ROWS)])
+
+
+def state_space(draft: Draft, ends: Ends) -> torch.Tensor | None:
+    """Where the draft is of another width: orthonormal directions of the target's final state [H, Ht] that its head
+    distinguishes most; None where widths agree."""
+    if draft.shape.hidden_size == draft.shape.target_hidden_size:
+        return None
+    return principal(ends.head, draft.shape.hidden_size)
+
+
+def principal(table: torch.Tensor, width: int) -> torch.Tensor:
+    """The `width` directions in which the rows of `table` [V, Ht] are largest, as rows [width, Ht], orthonormal.
+
+    Where there are fewer than `width`, all coordinates as they are, and rows of zeros.
+    """
+    size = table.shape[1]
+    if width >= size:
+        return torch.eye(width, size)
+    moment = torch.zeros(size, size, dtype=torch.float64)
+    for rows in table.split(ROWS):  # never the whole table in float32
+        part = rows.float()
+        moment += (part.T @ part).double()
+    return torch.linalg.eigh(moment).eigenvectors[:, -width:].T.flip(0).float()
+
+
+def _length(features: FeatureSet, space: torch.Tensor, seed: int) -> float:
+    """Root mean square of final states in `space`, over one document."""
+    first = int(torch.randint(features.num_docs, (1,), generator=torch.Generator().manual_seed(seed)))
+    states = features.document(first)["final"].float() @ space.T
+    length = float(states.square().mean().sqrt())
+    return length if 0 < length < float("inf") else 1.0
+
+
+def _sharpen(draft: Draft) -> None:
+    """Norms on q and k take the length from the heads that look at their own row (linear.py): these give it back.
+
+    Such a head's q and k have PAIRS equal numbers, which the norms make sqrt(d / PAIRS): a score of sqrt(d).
+    """
+    attention = draft.midlayer.self_attn
+    assert isinstance(attention, Attention), "latent attention is not trained"
+    for norm in (attention.q_norm, attention.k_norm):
+        assert norm is not None, "qk_norm"
+        norm.weight.fill_((SHARPNESS * PAIRS / attention.head_dim**0.5) ** 0.5)
 
 
 def _norm_weight(ends: Ends) -> torch.Tensor:

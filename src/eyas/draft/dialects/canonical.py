@@ -6,15 +6,18 @@ and line) are in docs/facts/README.md.   pytest tests/test_export.py
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ...conventions import Conventions
 from ...target.facts import TargetFacts
-from ..shape import DraftShape
+from ..shape import DraftShape, MlaShape
 from .numbering import sglang_ids
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 QK_NORMED = "Eagle3Qwen3ForCausalLM"  # vLLM's class with norms on the heads of q and k, which no other engine has
+LATENT = "Eagle3DeepseekV2ForCausalLM"  # latent attention (MLA): the class of both SGLang and vLLM
+LATENT_TYPE = "kimi_k2"  # vLLM takes deepseek_v3 for an MTP module (docs/facts/latent-attention.md)
 # RoPE kinds whose angles do not depend on max_position_embeddings, so that it may follow the target.
 LENGTH_FREE_ROPE = ("default", "linear", "llama3")
 
@@ -50,6 +53,9 @@ def model_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None) -
         "max_position_embeddings": max_position(c, facts),
         "rope_parameters": rope,
     }
+    if shape.mla is not None:
+        fields |= _latent_fields(shape.mla, c, rope)
+        del fields["head_dim"]
     if c.sliding_window is not None:
         fields |= {
             "sliding_window": c.sliding_window,
@@ -59,11 +65,20 @@ def model_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None) -
     return fields
 
 
+def _latent_fields(mla: MlaShape, c: Conventions, rope: dict[str, Any]) -> dict[str, Any]:
+    """What DeepSeek's and Kimi's configs say beside a Llama's."""
+    fields: dict[str, Any] = {"model_type": LATENT_TYPE, **dataclasses.asdict(mla)}
+    del fields["output_gate"]  # told by its tensor
+    if c.rope_type == "none":
+        fields |= {"mla_use_nope": True, "rope_parameters": {**rope, "rope_type": "default"}}
+    return fields
+
+
 def flat_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dtype: str) -> dict[str, Any]:
     """What every flat config of a draft has on top of it, also for readers before transformers 5."""
     fields = model_fields(shape, c, facts)
     fields |= {
-        "architectures": [QK_NORMED if c.qk_norm else ARCHITECTURE],
+        "architectures": [LATENT if shape.mla else QK_NORMED if c.qk_norm else ARCHITECTURE],
         "draft_vocab_size": shape.draft_vocab_size,
         "tie_word_embeddings": False,
         "rope_theta": c.rope_theta,
@@ -73,7 +88,7 @@ def flat_fields(shape: DraftShape, c: Conventions, facts: TargetFacts | None, dt
     }
     if c.partial_rotary_factor != 1:
         fields["partial_rotary_factor"] = c.partial_rotary_factor  # SGLang reads it here alone
-    if c.rope_type != "default":
+    if c.rope_type not in ("default", "none"):
         fields["rope_scaling"] = {k: v for k, v in fields["rope_parameters"].items() if k != "rope_theta"}
     return fields
 

@@ -151,9 +151,10 @@ def _mla(folder: DraftFolder, model: Fields) -> MlaShape | None:
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     sizes = {name: model.whole(name).value for name in names}
     rank = model.get("q_lora_rank", (int,), "a whole number, or null").value
+    interleaved = model.flag("rope_interleave", True).value
     gated = any(name.endswith("self_attn.g_proj.weight") for name in folder.tensors)
     try:
-        return MlaShape(rank, **sizes, output_gate=gated)
+        return MlaShape(rank, **sizes, output_gate=gated, rope_interleave=interleaved)
     except ValueError as error:
         raise BadInput(f"{folder.config_file}: {error}") from error
 
