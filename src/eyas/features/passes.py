@@ -89,6 +89,24 @@ def fill_shard(
             advance(n)
 
 
+def store(
+    document: Document, taps: torch.Tensor, final: torch.Tensor, head: Any, vocab_size: int, buffer: ShardBuffer, d: int
+) -> None:
+    """Store document d of a shard, of which somebody else computed taps [L, T*H] and normed final states [L, H]."""
+    read = teacher_rows(document.mask)
+    top1, logsumexp = teacher(head, final[read.to(final.device)], vocab_size)
+    n = len(document)
+    buffer.put(
+        d,
+        ids=document.ids,
+        mask=document.mask,
+        taps=taps,
+        final=final,
+        top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
+        logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
+    )
+
+
 def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The target's choice and logsumexp over all V ids: final [R, H] -> (int32 [R], float32 [R]) on the CPU.
 

@@ -8,6 +8,7 @@ that hold an asked-for tensor are opened.   Exercise it:  pytest tests/test_targ
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Iterable
@@ -82,6 +83,11 @@ class Ends:
     head_bias: torch.Tensor | None = None  # [V] (Phi)
     norm_bias: torch.Tensor | None = None  # [H] (a LayerNorm)
 
+    def computing(self, device: str | torch.device = "cpu") -> Ends:
+        """The same on `device`, its head in float32 once and for all: for many calls of `logits`."""
+        parts = {f.name: x.to(device) for f in dataclasses.fields(self) if torch.is_tensor(x := getattr(self, f.name))}
+        return dataclasses.replace(self, **parts | {"head": parts["head"].float()})
+
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """Target logits from final states: [..., H] -> float32 [..., V], scale and soft-cap applied."""
         bias = None if self.head_bias is None else self.head_bias.float()
@@ -90,7 +96,7 @@ class Ends:
     def normed(self, stream: torch.Tensor) -> torch.Tensor:
         """The final norm on a residual stream: [..., H] -> float32 [..., H]."""
         x = stream.float()
-        weight = torch.ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
+        weight = x.new_ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
         if self.facts.layer_norm or self.norm_bias is not None or self.final_norm is None:
             x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.facts.rms_norm_eps)
             return x * weight + (0 if self.norm_bias is None else self.norm_bias.float())
