@@ -74,7 +74,7 @@ def extract(
         max_length = min(max_length or facts.max_position, facts.max_position - engine.spare)
     if isinstance(target, Target):
         dtype = str(next(target.decoder.parameters()).dtype).removeprefix("torch.")
-    config = {
+    config: dict[str, Any] = {
         "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
         "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
     }  # fmt: skip

@@ -68,7 +68,7 @@ class Filler:
     """Computes the states of the documents of a shard, or copies recorded ones. A context manager."""
 
     def __init__(self, how: Filling, target: Target | None = None, sample: Sequence[Document] | None = None):
-        """target: already loaded. sample: among these documents recorded states are audited (None: the first shard's)."""
+        """target: already loaded. sample: documents to audit recorded states with; None: those of the first shard."""
         self.how = how
         self._sample = sample
         self._stack = contextlib.ExitStack()

@@ -92,8 +92,8 @@ def _next(came: Iterator[tuple[torch.Tensor, torch.Tensor]], document: Document,
         differ = (ids[:same].to(sent.dtype) != sent[:same]).nonzero().flatten()
         where = f"they differ from token {int(differ[0])} on" if len(differ) else "the others match"
         raise EyasError(
-            f"conversation {document.id}: {len(sent)} ids were sent, states of {len(ids)} returned ({where}); the engine "
-            "mixes up its requests: extract with --engine hf"
+            f"conversation {document.id}: {len(sent)} ids were sent, states of {len(ids)} returned ({where}); the "
+            "engine mixes up its requests: extract with --engine hf"
         )
     if streams.shape != shape:
         raise EyasError(

@@ -85,7 +85,7 @@ class Ends:
 
     def computing(self, device: str | torch.device = "cpu") -> Ends:
         """The same on `device`, its head in float32 once and for all: for many calls of `logits`."""
-        parts = {f.name: x.to(device) for f in dataclasses.fields(self) if torch.is_tensor(x := getattr(self, f.name))}
+        parts: dict[str, Any] = {name: x.to(device) for name, x in self.__dict__.items() if torch.is_tensor(x)}
         return dataclasses.replace(self, **parts | {"head": parts["head"].float()})
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
