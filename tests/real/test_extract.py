@@ -110,7 +110,7 @@ def test_the_audit_acquits_it_and_finds_an_exchange(vllm: FeatureSet, target: Pa
 
 
 def test_before_rounding_and_with_the_last_stream(hf: FeatureSet, target: Path, tmp_path: Path):
-    """Streams in float32, the one before the final norm too; the longest conversation fills max_model_len but for one."""
+    """Streams in float32, the one before the final norm too; the longest conversation fills the context but for one."""
     layers = [0, 2, 15, 16, 27, 30]
     model, ends = Target.load(target), load_ends(target)
     batch = [hf.document(i)["ids"] for i in range(hf.num_docs)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from eyas.artifacts import atomic_write, is_current, read_manifest, remove_lefto
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, encode_all, load_tokenizer
-from eyas.features.filling import Filler, Filling, Piece, make_shard
-from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, shard_name
+from eyas.features.filling import Advance, Filler, Filling, Piece, ShardWorker, make_shard
+from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, ShardEntry, read_index, shard_name
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
@@ -50,6 +50,7 @@ def extract(
     template_kwargs: Mapping[str, Any] | None = None,
     recorded: str | Path | None = None,
     engine: Engine | None = None,
+    spread: Spread | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
@@ -59,7 +60,8 @@ def extract(
     forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
     states that `regenerate` recorded; what is found there is copied instead of computed, equal within
     features/recorded.TOLERANCE. engine: what computes the states instead of the target in this process (states.py);
-    dtype is then its own, device that of the head. progress: None shows a bar on a terminal only.
+    dtype is then its own, device that of the head. spread: has the shards made by workers, which see the same folders.
+    progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
@@ -97,14 +99,39 @@ def extract(
         eos_ids=facts.eos_ids, template_kwargs=template_kwargs, supervise=supervise,
     )  # fmt: skip
     how = Filling(
-        folder, out, meta, max(map(len, collection.documents)), batch_tokens, device, dtype, trust_remote_code,
+        folder.absolute(), out.absolute(), meta, max(map(len, collection.documents)), batch_tokens, device, dtype, trust_remote_code,
         Path(recorded) if recorded is not None else None, engine,
     )  # fmt: skip
+    rest: dict[str, Any] = {
+        "inputs": inputs, "config": config, "began": began, "progress": progress, "shard_bytes": shard_bytes,
+        "salt": f"{dtype}/{batch_tokens}" + (sha256_json(engine.told()) if engine else ""),
+    }  # fmt: skip
+    if spread is not None:
+        return write_features(out, meta, collection, _by_workers(spread, how), **rest)
     with Filler(how, target if isinstance(target, Target) else None, collection.documents) as fill:
-        return write_features(
-            out, meta, collection, fill, inputs=inputs, config=config, began=began, progress=progress,
-            shard_bytes=shard_bytes, salt=f"{dtype}/{batch_tokens}" + (sha256_json(engine.told()) if engine else ""),
-        )  # fmt: skip
+        return write_features(out, meta, collection, in_turn(out, meta, fill), **rest)
+
+
+Make = Callable[[Sequence[Piece], Advance], Iterable[ShardEntry]]
+"""Makes shards, in any order: (pieces, advance(tokens)) -> their entries in the index, each once it is written."""
+Spread = Callable[[Any, Any, Sequence[Any]], Iterable[Any]]
+"""Has pieces done by workers elsewhere: (worker class, settings, pieces) -> results, in any order (on_ray.py)."""
+
+
+def in_turn(out: Path, meta: FeatureMeta, compute: Any) -> Make:
+    """compute(documents, buffer, advance) of one shard after the other, here."""
+    return lambda pieces, advance: (make_shard(out, meta, piece, compute, advance) for piece in pieces)
+
+
+def _by_workers(spread: Spread, how: Filling) -> Make:
+    def make(pieces: Sequence[Piece], advance: Advance) -> Iterator[ShardEntry]:
+        for entry in spread(ShardWorker, how, pieces):
+            check_shard(how.out, entry, content=False)  # it is here, too
+            advance(sum(entry.lengths))
+            yield entry
+        remove_leftovers(how.out)
+
+    return make
 
 
 def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = None) -> FeatureMeta:
@@ -125,7 +152,7 @@ def write_features(
     out: Path,
     meta: FeatureMeta,
     collection: Collection,
-    compute: Any,
+    make: Make,
     *,
     inputs: Mapping[str, str],
     config: Mapping[str, Any],
@@ -134,7 +161,7 @@ def write_features(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     salt: str = "",
 ) -> dict[str, Any]:
-    """Plan the shards of `collection`, `compute(documents, buffer, advance)` those that are missing, finish the folder.
+    """Plan the shards of `collection`, `make` those that are missing, finish the folder.
 
     Returns the counts. `salt` names what else decides the numbers (dtype, batch size). The `agreement` among the counts
     is the share of supervised tokens that are the target's own first choice: 1 for its own greedy answers, about a half
@@ -164,8 +191,8 @@ def write_features(
         pieces = [Piece(k, [documents[i] for i in part], digests[k]) for k, part in enumerate(plan) if not kept[k]]
         if pieces:
             writer.begin()
-        for piece in pieces:
-            writer.add(make_shard(out, meta, piece, compute, bar.update))
+        for entry in make(pieces, bar.update) if pieces else ():
+            writer.add(entry)
     recorded = writer.recorded(len(plan))
     if recorded is not None:
         counts |= {"recorded": recorded, "computed": len(documents) - recorded}

@@ -1,7 +1,7 @@
 """A shard is filled: by the target in this process, or by an engine; what was recorded before is copied.
 
     with Filler(how) as fill:
-        entry = make_shard(folder, how.meta, piece, fill)
+        entry = make_shard(how.out, how.meta, piece, fill, advance)
 
 `Filling` is all that decides the numbers in a shard beside its documents; it is small and can be sent to another
 machine. A Filler loads what it needs with the first shard that needs it.   pytest tests/test_features_extract.py
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from eyas.artifacts import scratch_dir
+from eyas.errors import EyasError
 from eyas.features.conversations import Document
 from eyas.features.layout import FeatureMeta, ShardEntry
 from eyas.features.passes import fill_shard
@@ -142,3 +143,18 @@ def make_shard(folder: Path, meta: FeatureMeta, piece: Piece, compute: Any, adva
     buffer = ShardBuffer(meta, [len(d) for d in piece.documents])
     compute(piece.documents, buffer, advance)
     return write_shard(folder, meta, piece.index, [d.id for d in piece.documents], buffer, piece.plan)
+
+
+class ShardWorker:
+    """Makes one shard after the other on some machine: a piece in, what the index must list of it out."""
+
+    def __init__(self, how: Filling):
+        self.how = how
+        self.fill = Filler(how)
+
+    def __call__(self, piece: Piece) -> ShardEntry:
+        """Raises EyasError where this machine does not see the folders that all workers share."""
+        for what, folder in (("the target", self.how.folder), ("--out", self.how.out)):
+            if not folder.is_dir():
+                raise EyasError(f"{what} {folder} is no folder here; workers need a file system that all of them share")
+        return make_shard(self.how.out, self.how.meta, piece, self.fill, lambda n: None)

@@ -30,7 +30,7 @@ from eyas.artifacts import is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside
-from eyas.features.extract import feature_meta, refuse_others, shards_whole, write_features
+from eyas.features.extract import feature_meta, in_turn, refuse_others, shards_whole, write_features
 from eyas.features.layout import SCHEMA, STAGE, FeatureMeta
 from eyas.features.passes import store
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer
@@ -121,8 +121,8 @@ def import_foreign(
             advance(len(document))
 
     return write_features(
-        out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
-        shard_bytes=shard_bytes, salt=kind,
+        out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
+        progress=progress, shard_bytes=shard_bytes, salt=kind,
     )  # fmt: skip
 
 
