@@ -6,21 +6,18 @@ pytest -q tests/test_features_audit.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from eyas.artifacts import read_manifest
 from eyas.cli import cli
 from eyas.errors import BadInput, Mismatch
 from eyas.features.audit import REPORT, audit, how_many
 from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ
-from eyas.features.reader import FeatureSet
-from eyas.features.writer import ShardBuffer, ShardWriter
+from feature_files import Rows, changed
 
 TAPS = [2, 4, 5]
 WORDS = [
@@ -30,7 +27,6 @@ WORDS = [
     "def add(a, b):\n    return",
     "sits on a glove",
 ]
-Rows = list[dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +39,6 @@ def features(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     ]  # fmt: skip
     out = tmp_path_factory.mktemp("audited") / "features"
     extract(tiny_target, rows, out, TAPS, shard_bytes=1 << 16)
-    return out
-
-
-def changed(features: Path, out: Path, change: Callable[[Rows], object]) -> Path:
-    """The same features after `change` of their documents, written as if nothing had happened."""
-    there = FeatureSet.open(features)
-    rows = [{name: x.clone() for name, x in there.document(i).items()} for i in range(there.num_docs)]
-    change(rows)
-    writer, buffer = ShardWriter(out, there.meta), ShardBuffer(there.meta, [len(r["ids"]) for r in rows])
-    for i, row in enumerate(rows):
-        buffer.put(i, **row)
-    writer.write(0, there.doc_ids, buffer, "changed")
-    manifest = read_manifest(features)
-    writer.finish(1, manifest["inputs"], manifest["config"], manifest["counts"], 0.0)
     return out
 
 

@@ -93,10 +93,12 @@ class Actor:
     """One worker of the pipeline: a batch is one piece."""
 
     def __init__(self, worker: Callable[[Any], Callable[[Any], Any]], how: Any):
-        self.work = worker(how)
+        self.worker, self.how = worker, how
+        self.work: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
         try:
+            self.work = self.work or self.worker(self.how)
             result = self.work(pickle.loads(batch["piece"][0]))
         except EyasError as error:  # what a user can be told travels as it is; all else is Ray's to report
             result = type(error)(f"{error} (worker on {socket.gethostname()})")

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from eyas.cli.workers import engine_names, ray_options, spread
 from eyas.errors import Mismatch
 
 HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
@@ -28,6 +29,8 @@ Examples:
   eyas extract answers/conversations.jsonl --recorded answers/states --out features
   eyas extract answers/conversations.jsonl --supervise all --out features      # learn from the prompts, too
   eyas extract conversations.jsonl --target T --engine vllm --audit 1% --out features
+  eyas extract conversations.jsonl --target T --engine ray --ray-address auto --workers 8 --worker-gpus 1 \\
+      --device cuda --out /shared/features
   eyas extract --target T --audit 20 --out features      # what is there already
   eyas extract --from-specforge cache/hidden_states --target smollm2 --out features
   eyas extract --from-speculators data --target smollm2 --taps 2,15,27 --out features
@@ -60,11 +63,12 @@ another target, tokenizer, template or taps, foreign files do not fit the target
 @click.option("--replace", is_flag=True, help="Overwrite features of another target or other taps in --out.")
 @click.option(
     "--engine",
-    type=click.Choice(["hf", "vllm"]),
     default="hf",
     show_default=True,
-    help="What computes the states: the target in this process, or vLLM.",
+    metavar="hf|vllm[,ray]",
+    help="What computes the states: transformers or vLLM; with `ray`, in workers (`ray` alone: hf).",
 )
+@ray_options
 @click.option(
     "--engine-python",
     type=click.Path(path_type=Path),
@@ -137,13 +141,15 @@ def command(
     batch_tokens: int, shard_mib: float, limit: int | None, supervise: str, skip_bad: bool, replace: bool, device: str,
     dtype: str, template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, recorded: Path | None,
     from_speculators: Path | None, from_specforge: Path | None, masks: Path | None, engine: str,
-    engine_python: Path | None, engine_args: tuple[str, ...], audit: str | None, as_json: bool,
+    engine_python: Path | None, engine_args: tuple[str, ...], ray_address: str | None, workers: int | None,
+    worker_cpus: float | None, worker_gpus: float | None, audit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
     if len(sources) != 1 and (sources or audit is None):
         raise click.UsageError("name one source: CONVERSATIONS, --from-speculators DIR or --from-specforge DIR")
     if recorded is not None and conversations is None:
         raise click.UsageError("--recorded goes with CONVERSATIONS; foreign feature files bring their own states")
+    computing, on_ray = engine_names(engine, ("hf", "vllm"))
     if conversations is None and (engine != "hf" or engine_python is not None or engine_args):
         raise click.UsageError("--engine goes with CONVERSATIONS: it computes states, others bring theirs")
     if out is None and show is None:
@@ -174,7 +180,8 @@ def command(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
             dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
             template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
-            engine=_engine(engine, engine_python, engine_args), **shared,
+            engine=_engine(computing, engine_python, engine_args),
+            spread=spread(on_ray, ray_address, workers, worker_cpus, worker_gpus), **shared,
         )  # fmt: skip
     elif sources:
         from eyas.features.foreign import import_foreign

@@ -99,8 +99,8 @@ def extract(
         eos_ids=facts.eos_ids, template_kwargs=template_kwargs, supervise=supervise,
     )  # fmt: skip
     how = Filling(
-        folder.absolute(), out.absolute(), meta, max(map(len, collection.documents)), batch_tokens, device, dtype, trust_remote_code,
-        Path(recorded) if recorded is not None else None, engine,
+        folder.absolute(), out.absolute(), meta, max(map(len, collection.documents)), batch_tokens, device, dtype,
+        trust_remote_code, Path(recorded).absolute() if recorded is not None else None, engine,
     )  # fmt: skip
     rest: dict[str, Any] = {
         "inputs": inputs, "config": config, "began": began, "progress": progress, "shard_bytes": shard_bytes,
