@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from eyas.cli import cli
 from eyas.errors import BadInput, Mismatch
-from eyas.features.audit import REPORT, audit, how_many
+from eyas.features.audit import REPORT, audit, beyond, how_many
 from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ
 from feature_files import Rows, changed
@@ -131,6 +131,18 @@ def test_choices_of_the_row_before_are_told(features: Path, tiny_target: Path, t
 
     found = said(audit(changed(features, tmp_path / "f", late), tiny_target, "100%"))
     assert found and any("row before" in what for one in found.values() for what in one)
+
+
+def test_a_row_may_stray_but_not_far_and_not_many():
+    """Low precision makes outliers; whatever is of another row or tap is far off, or everywhere."""
+    far = torch.full((3, 100), 0.05)
+    far[0, 7] = 0.2  # one strays
+    far[1, 7] = 0.5  # one is somebody else's
+    far[2, :3] = 0.2  # many stray
+    bad = beyond(far, 0.15)
+    assert bad.sum(1).tolist() == [0, 1, 3] and bool(bad[1, 7]) and bool(bad[2, :3].all())
+    assert beyond(torch.full((1, 4), torch.inf), 0.15).all()
+    assert not beyond(torch.zeros(1, 0), 0.15).any()
 
 
 def test_how_many():

@@ -33,6 +33,7 @@ from eyas.target.model import Target
 REPORT = "audit.json"
 LEAST = 2  # documents: two that were exchanged are both wrong
 OTHERS = 2000  # documents among which the owner of wrong states is sought, nearest first
+FEW, FAR = 0.02, 3.0  # share of rows that may be beyond what is allowed, and how many times it
 NEARER = 4.0  # times nearer than the right ones: no chance, neighbouring taps and tokens are a third and more apart
 ALIKE = 0.99  # cosine from which states differ in scale alone
 
@@ -126,13 +127,26 @@ def check_document(features: FeatureSet, i: int, target: Target, allowed: tuple[
     worst = dict(zip([*map(str, taps), "final"], far.amax(-1).tolist(), strict=True))
     worst["logsumexp"] = float(apart.nan_to_num(torch.inf).amax()) if len(apart) else 0.0
     wrong = []
-    if float(far.amax()) > states:
-        wrong = _whose(features, i, slices, wanted, own, far > states)
-    if worst["logsumexp"] > sums:
+    bad = beyond(far, states)
+    if bool(bad.any()):
+        wrong = _whose(features, i, slices, wanted, own, bad)
+    if bool(beyond(apart.nan_to_num(torch.inf)[None], sums).any()):
         wrong.append(f"a logsumexp is {worst['logsumexp']:.2g} of itself away from the target's")
     if same < (1 - tied) * len(top1) - 1:
         wrong.append(_choices(row["top1"], read, top1, same))
     return Checked(worst, same, len(top1), wrong)
+
+
+def beyond(far: torch.Tensor, allowed: float) -> torch.Tensor:
+    """Which rows are wrong: far [n, L], a distance a row of each slice -> bool [n, L].
+
+    Low precision throws a row far off now and then (bf16 in vLLM against transformers: 99.9 % of the rows within 0.07,
+    one of 1,756 at 0.151), so few rows may be a little beyond what is allowed. What belongs to somebody else is far
+    away, or everywhere.
+    """
+    off = far > allowed
+    wrong = (off.float().mean(-1) > FEW) | (far > FAR * allowed).any(-1)  # [n]
+    return off & wrong[:, None]
 
 
 # ------------------------------------------------------------------------------------------------ whose they are
