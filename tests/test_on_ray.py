@@ -79,7 +79,7 @@ def test_a_lost_workers_shards_are_redone(address, tiny_target, conversations, p
     (tmp_path / "marks").mkdir()
 
     def spread(worker, how, pieces):
-        return Cluster(workers=2).spread(ShardsWithOneDeath, (how, tmp_path / "marks"), pieces)
+        return Cluster().spread(ShardsWithOneDeath, (how, tmp_path / "marks"), pieces)
 
     extract(tiny_target, conversations, tmp_path / "out", spread=spread, **SMALL)
     same(plain, tmp_path / "out")

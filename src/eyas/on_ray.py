@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,6 +107,8 @@ class Actor:
 
 
 def _ray() -> Any:
+    # Its C++ side warns on stderr that arguments of actors may be lost (ray#53727); those here live with the driver.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
         import ray.data
