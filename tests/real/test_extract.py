@@ -76,13 +76,13 @@ def vllm(target: Path, conversations: Path, tmp_path_factory: pytest.TempPathFac
     process.wait()
     assert below and not (out / "manifest.json").exists()
     first = (out / "shard-00000.safetensors").stat().st_mtime_ns
+    until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in below):  # nobody asks vLLM any more, nor must it write
+        assert time.monotonic() < until
+        time.sleep(0.1)
     said = json.loads(subprocess.run([str(w) for w in command], check=True, capture_output=True, text=True).stdout)
     assert (out / "shard-00000.safetensors").stat().st_mtime_ns == first  # kept
     assert said["shards"] > 2 and not list(out.glob(".eyas-tmp*"))
-    until = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in below):  # vLLM ends by itself when nobody asks any more
-        assert time.monotonic() < until
-        time.sleep(0.5)
     return FeatureSet.open(out, verify=True)
 
 

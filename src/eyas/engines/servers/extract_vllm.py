@@ -11,10 +11,19 @@ import argparse
 import fcntl
 import json
 import os
+import signal
 import sys
+import threading
 import time
 
 WAIT = 120  # seconds for a file whose request has been answered
+
+
+def end_with(parent):
+    """Wait until whoever started this is gone, and end all processes of vLLM: they would go on writing files."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
 
 
 def written(path):
@@ -51,6 +60,8 @@ if __name__ == "__main__":
     options.add_argument("--trust-remote-code", action="store_true")
     options.add_argument("--arguments", default="{}", help="more of vllm.LLM, as JSON")
     a = options.parse_args()
+    if os.getpgrp() == os.getpid():  # a group of its own, as Eyas starts it
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM and its processes log to stdout: only answers go there
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_NO_USAGE_STATS": "1"}  # in one process files never come
