@@ -76,7 +76,7 @@ def vllm(target: Path, conversations: Path, tmp_path_factory: pytest.TempPathFac
     process.wait()
     assert below and not (out / "manifest.json").exists()
     first = (out / "shard-00000.safetensors").stat().st_mtime_ns
-    until = time.monotonic() + 5
+    until = time.monotonic() + 15
     while any(Path(f"/proc/{pid}").exists() for pid in below):  # nobody asks vLLM any more, nor must it write
         assert time.monotonic() < until
         time.sleep(0.1)
