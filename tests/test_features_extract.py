@@ -13,7 +13,7 @@ import eyas.features.extract as extraction
 from eyas.chat import shared_prefix
 from eyas.cli import cli
 from eyas.errors import BadInput, EyasError, Mismatch
-from eyas.features import passes
+from eyas.features import filling, passes
 from eyas.features.conversations import encode_all, read_lines
 from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ, teacher_rows
@@ -165,7 +165,7 @@ def test_the_head_runs_in_chunks(target, monkeypatch):
 def test_a_killed_extraction_goes_on_and_ends_in_the_same_files(target, conversations, tmp_path, monkeypatch):
     small = {"taps": TAPS, "shard_bytes": 60 * (3 * 32 + 32) * 2}
     extract(target, conversations, tmp_path / "whole", **small)
-    real, calls = extraction.fill_shard, []
+    real, calls = filling.fill_shard, []
 
     def counting(*args):
         calls.append(1)
@@ -173,7 +173,7 @@ def test_a_killed_extraction_goes_on_and_ends_in_the_same_files(target, conversa
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(extraction, "fill_shard", counting)
+    monkeypatch.setattr(filling, "fill_shard", counting)
     with pytest.raises(KeyboardInterrupt):
         extract(target, conversations, tmp_path / "killed", **small)
     with pytest.raises(BadInput, match="not finished"):

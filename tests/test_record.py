@@ -16,6 +16,7 @@ import torch
 
 from eyas.artifacts import sha256_file
 from eyas.features import extract as extraction
+from eyas.features import filling
 from eyas.features.extract import extract
 from eyas.features.layout import teacher_rows
 from eyas.features.passes import teacher
@@ -173,8 +174,8 @@ def test_extract_copies_what_was_recorded(
     answered: Path, computed: Path, tiny_target: Path, tmp_path: Path, monkeypatch
 ):
     passes = []
-    real = extraction.fill_shard
-    monkeypatch.setattr(extraction, "fill_shard", lambda *a: (passes.append(len(a[6])), real(*a)))
+    real = filling.fill_shard
+    monkeypatch.setattr(filling, "fill_shard", lambda *a: (passes.append(len(a[6])), real(*a)))
     counts = extract(tiny_target, answered / CONVERSATIONS, tmp_path, shard_bytes=1 << 16, recorded=answered / FOLDER)
     assert counts["recorded"] == counts["documents"] > 10 and counts["computed"] == 0
     assert passes == [2], "only the audit runs the target"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,34 +25,44 @@ if TYPE_CHECKING:
     from eyas.regenerate import Work
 
 
+@dataclass(frozen=True)
+class Answering:
+    """How the target answers: small, and the same on every machine."""
+
+    folder: Path
+    """Of the target."""
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    slots: int
+    device: str
+    dtype: str
+    trust_remote_code: bool
+
+    def load(self) -> Target:
+        """The target. Raises EyasError where it is not to be had."""
+        return Target.load(self.folder, self.device, getattr(torch, self.dtype), self.trust_remote_code)
+
+
 def answer_locally(
-    work: Work,
-    target_dir: Path,
-    max_new_tokens: int,
-    temperature: float,
-    slots: int,
-    device: str,
-    dtype: str,
-    trust_remote_code: bool,
-    record: tuple[Path, str, Sequence[int] | None] | None = None,
+    work: Work, target: Target, how: Answering, record: tuple[Path, str, Sequence[int] | None] | None = None
 ) -> int:
     """Answer with the model itself, many prompts at a time. Returns the number of generated tokens.
 
     record: where the states go, the target's fingerprint, and the taps.
     """
-    target = Target.load(target_dir, device=device, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
-    tokenizer = target.tokenizer
+    tokenizer, max_new_tokens, slots = target.tokenizer, how.max_new_tokens, how.slots
     recorder = None
     if record is not None:
         folder, fingerprint, taps = record
         recorder = Recorder(target, taps)
-        meta = StatesMeta(fingerprint, recorder.taps, target.facts.hidden_size, dtype)
+        meta = StatesMeta(fingerprint, recorder.taps, target.facts.hidden_size, how.dtype)
         work.states = RecordingWriter(folder, meta)
     generator = make_generator(
         target,
         slots=slots,
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        temperature=how.temperature,
         prefix=shared_prefix(tokenizer),
         recorder=recorder,
     )

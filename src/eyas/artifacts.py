@@ -203,6 +203,18 @@ def _sort_metadata(path: Path) -> None:
         file.write(text.ljust(size))
 
 
+@contextlib.contextmanager
+def scratch_dir(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a new folder in `directory` that is gone at the end; after a kill `remove_leftovers` removes it."""
+    folder = Path(directory) / f"{_TEMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
+    with disk_errors(folder):
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_leftovers(directory: str | os.PathLike[str]) -> list[str]:
     """Remove temporary files and folders that killed writers left in `directory`; return their names.
 

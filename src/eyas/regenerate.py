@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from eyas.journal import Journal
 from eyas.prompts import BadRow, Prompt, Prompts
 
 if TYPE_CHECKING:
+    from eyas.answer import Answering
     from eyas.features.recorded import RecordingWriter
     from eyas.target.record import Recording
 
@@ -44,6 +45,9 @@ SET_ASIDE = "set_aside.jsonl"
 JOURNAL = "answers.partial.jsonl"
 STATES = "states"
 Progress = Callable[[Mapping[str, int]], None]
+Spread = Callable[[Any, Any, Sequence[Any]], Iterable[Any]]
+"""Has pieces done by workers elsewhere: (worker class, settings, pieces) -> results, in any order (on_ray.py)."""
+PIECE = 64  # prompts that a worker is given at a time
 
 
 class Ledger:
@@ -96,6 +100,7 @@ def regenerate(
     trust_remote_code: bool = False,
     record_states: bool = False,
     taps: Sequence[int] | None = None,
+    spread: Spread | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answer `prompts` into `out_dir`; returns the counts, which are in its manifest, too.
@@ -104,6 +109,7 @@ def regenerate(
     then be None. max_supervised_tokens: stop with the prompt, in their order, that brings so many tokens together.
     record_states: keep what each kept answer left in the local target at `taps` (default: the target's) in
     `out_dir/states`, so that extract(recorded=...) need not compute it; that folder is no part of the result.
+    spread: has the prompts answered by workers, which see the target's folder; it records no states.
     progress: called after each outcome with counts so far. A finished `out_dir` with the same inputs is left alone.
     Raises BadInput where `out_dir` holds answers of other settings, and what target and server raise.
     """
@@ -112,6 +118,8 @@ def regenerate(
         raise BadInput("there is no prompt to answer.")
     if target_dir is None and server is None:
         raise BadInput("regenerate needs a target to load or the address of a server (--base-url).")
+    if spread is not None and (record_states or server is not None):
+        raise BadInput("workers answer with the target itself and record no states: leave out the server, the states.")
     started = time.monotonic()
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if server is not None:
@@ -139,12 +147,16 @@ def regenerate(
             generated = 0
         elif server is None:
             assert target_dir is not None
-            from eyas.answer import answer_locally
+            from eyas.answer import Answering, answer_locally
 
-            generated = answer_locally(
-                work, target_dir, max_new_tokens, temperature, slots, device, dtype, trust_remote_code,
-                (out_dir / STATES, identity["target"], taps) if record_states else None,
-            )  # fmt: skip
+            how = Answering(
+                target_dir.absolute(), max_new_tokens, temperature, seed, slots, device, dtype, trust_remote_code
+            )
+            if spread is not None:
+                generated = _by_workers(work, spread, how)
+            else:
+                record = (out_dir / STATES, identity["target"], taps) if record_states else None
+                generated = answer_locally(work, how.load(), how, record)
         else:
             from eyas.target.server import Server
 
@@ -177,7 +189,7 @@ class Work:
         self,
         prompts: Sequence[Prompt],
         ledger: Ledger,
-        journal: Journal,
+        journal: Any,
         seed: int | None,
         max_new_tokens: int,
         progress: Progress | None,
@@ -212,8 +224,6 @@ class Work:
         An answer whose states are kept is in the journal only once they are on the disk: after a kill it has both or is
         generated again, so that the states do not depend on kills.
         """
-        self._in_flight -= 1
-        self.generated += outcome.tokens
         entry = {"id": dialogue.prompt.id, "asked": dialogue.prompt.digest(), "outcome": _plain(outcome)}
         said = outcome.conversation or {}
         if self.states is not None and recording is not None and said.get("response_token_ids"):
@@ -221,13 +231,59 @@ class Work:
             self.states.add(ids, recording, partial(self.journal.append, entry))
         else:
             self.journal.append(entry)
-        self.ledger.put(dialogue.index, outcome)
+        return self.note(dialogue.index, outcome)
+
+    def note(self, index: int, outcome: Outcome) -> bool:
+        """Count what became of a prompt that `start` has handed out. True: no more are needed."""
+        self._in_flight -= 1
+        self.generated += outcome.tokens
+        self.ledger.put(index, outcome)
         if outcome.reason:
             self.set_aside[outcome.reason] += 1
         if self.progress:
             kept = self.ledger.finished - self.set_aside.total()
             self.progress({"finished": self.ledger.finished, "kept": kept, "tokens": self.ledger.kept_anywhere})
         return self.ledger.complete
+
+
+class AnswerWorker:
+    """Answers pieces of the prompts on some machine: what the journal must list of each comes back."""
+
+    def __init__(self, how: Answering):
+        self.how = how
+        self.target = how.load()
+
+    def __call__(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+        from eyas.answer import answer_locally
+
+        how = self.how
+        seed = None if how.temperature == 0 else how.seed
+        noted: list[dict[str, Any]] = []
+        work = Work(prompts, Ledger(len(prompts), None), noted, seed, how.max_new_tokens, None)
+        answer_locally(work, self.target, how)
+        return noted
+
+
+def _by_workers(work: Work, spread: Spread, how: Answering) -> int:
+    """Have the prompts answered that `work` hands out. Returns the number of kept tokens that came back."""
+    complete = False
+    while not complete:  # once, unless --max-supervised-tokens turns out to need more prompts than it seemed
+        asked: dict[tuple[str, str], int] = {}
+        waiting: list[Prompt] = []
+        while (dialogue := work.start()) is not None:
+            asked[dialogue.prompt.id, dialogue.prompt.digest()] = dialogue.index
+            waiting.append(dialogue.prompt)
+        if not waiting:
+            break
+        pieces = [waiting[i : i + PIECE] for i in range(0, len(waiting), PIECE)]
+        for entries in spread(AnswerWorker, how, pieces):
+            for entry in entries:
+                work.journal.append(entry)
+                complete = work.note(asked[entry["id"], entry["asked"]], Outcome(**entry["outcome"]))
+            work.journal.flush()
+            if complete:
+                break
+    return work.generated
 
 
 # ------------------------------------------------------------------------------------------------ on disk

@@ -13,6 +13,9 @@ from typing import Any
 
 import click
 
+from eyas.cli.workers import engine_names, ray_options, spread
+from eyas.errors import Mismatch
+
 HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
 
 Each line holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template is rendered once; the loss
@@ -25,12 +28,16 @@ Examples:
   eyas extract conversations.jsonl --target Qwen/Qwen3-1.7B --taps 2,14,25 --out features
   eyas extract answers/conversations.jsonl --recorded answers/states --out features
   eyas extract answers/conversations.jsonl --supervise all --out features      # learn from the prompts, too
+  eyas extract conversations.jsonl --target T --engine vllm --audit 1% --out features
+  eyas extract conversations.jsonl --target T --engine ray --ray-address auto --workers 8 --worker-gpus 1 \\
+      --device cuda --out /shared/features
+  eyas extract --target T --audit 20 --out features      # what is there already
   eyas extract --from-specforge cache/hidden_states --target smollm2 --out features
   eyas extract --from-speculators data --target smollm2 --taps 2,15,27 --out features
 
 \b
 Exit codes: 0 written, 1 the disk is full or the target cannot be loaded, 2 unreadable input, 3 --out holds features of
-another target, tokenizer, template or taps, or foreign files do not fit the target.
+another target, tokenizer, template or taps, foreign files do not fit the target, or the audit found other states.
 """
 
 
@@ -54,6 +61,27 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
 )
 @click.option("--skip-bad", is_flag=True, help="Set malformed lines aside (set-aside.jsonl) instead of stopping.")
 @click.option("--replace", is_flag=True, help="Overwrite features of another target or other taps in --out.")
+@click.option(
+    "--engine",
+    default="hf",
+    show_default=True,
+    metavar="hf|vllm[,ray]",
+    help="What computes the states: transformers or vLLM; with `ray`, in workers (`ray` alone: hf).",
+)
+@ray_options
+@click.option(
+    "--engine-python",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Python of an environment with vLLM, say for GPUs [default: that of `eyas engines setup vllm`].",
+)
+@click.option(
+    "--engine-arg",
+    "engine_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For vllm.LLM, for example tensor_parallel_size=4; repeatable.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 or auto.")
 @click.option(
     "--dtype",
@@ -102,18 +130,28 @@ another target, tokenizer, template or taps, or foreign files do not fit the tar
     metavar="PATH",
     help="Loss masks of --from-speculators: its dataset folder, or JSONL of input_ids and loss_mask.",
 )
+@click.option(
+    "--audit",
+    metavar="1%|N",
+    help="Compute so many conversations again, each alone, and compare. Without CONVERSATIONS: of what is in --out.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     conversations: Path | None, target: str | None, out: Path | None, taps: str | None, max_length: int | None,
     batch_tokens: int, shard_mib: float, limit: int | None, supervise: str, skip_bad: bool, replace: bool, device: str,
     dtype: str, template_args: tuple[str, ...], trust_remote_code: bool, show: str | None, recorded: Path | None,
-    from_speculators: Path | None, from_specforge: Path | None, masks: Path | None, as_json: bool,
+    from_speculators: Path | None, from_specforge: Path | None, masks: Path | None, engine: str,
+    engine_python: Path | None, engine_args: tuple[str, ...], ray_address: str | None, workers: int | None,
+    worker_cpus: float | None, worker_gpus: float | None, audit: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     sources = [s for s in (conversations, from_speculators, from_specforge) if s is not None]
-    if len(sources) != 1:
+    if len(sources) != 1 and (sources or audit is None):
         raise click.UsageError("name one source: CONVERSATIONS, --from-speculators DIR or --from-specforge DIR")
     if recorded is not None and conversations is None:
         raise click.UsageError("--recorded goes with CONVERSATIONS; foreign feature files bring their own states")
+    computing, on_ray = engine_names(engine, ("hf", "vllm"))
+    if conversations is None and (engine != "hf" or engine_python is not None or engine_args):
+        raise click.UsageError("--engine goes with CONVERSATIONS: it computes states, others bring theirs")
     if out is None and show is None:
         raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
     if conversations is not None and not conversations.is_file():
@@ -132,6 +170,7 @@ def command(
     assert out is not None
     shared: dict[str, Any] = {"shard_bytes": int(shard_mib * 2**20), "skip_bad": skip_bad, "limit": limit,
                               "replace": replace, "max_length": max_length}  # fmt: skip
+    counts: dict[str, Any] = {}
     if conversations is not None:
         from eyas.features.conversations import parse_template_kwargs
         from eyas.features.extract import extract
@@ -140,17 +179,43 @@ def command(
         counts = extract(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
             dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
-            template_kwargs=parse_template_kwargs(template_args), supervise=supervise, **shared,
+            template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
+            engine=_engine(computing, engine_python, engine_args),
+            spread=spread(on_ray, ray_address, workers, worker_cpus, worker_gpus), **shared,
         )  # fmt: skip
-    else:
+    elif sources:
         from eyas.features.foreign import import_foreign
 
         counts = import_foreign(
             "speculators" if from_speculators else "specforge", sources[0], folder, out, chosen, masks=masks, **shared
         )
+    report = None
+    if audit is not None:
+        from eyas.features.audit import audit as compare
+
+        report = compare(out, folder, audit, device=device, trust_remote_code=trust_remote_code)
     if as_json:
-        click.echo(json.dumps({"out": str(out), **counts}))
-        return
+        click.echo(json.dumps({"out": str(out), **counts, **({"audit": report} if report else {})}))
+    else:
+        _print(out, counts, report)
+    if report and report["wrong"]:
+        names = ", ".join(one["document"] for one in report["wrong"][:5])
+        raise Mismatch(
+            f"{out}: {len(report['wrong'])} of {report['documents']} conversations hold something else than this "
+            f"target computes ({names}); extract them again with --engine hf"
+        )
+
+
+def _print(out: Path, counts: dict[str, Any], report: dict[str, Any] | None) -> None:
+    from eyas.features.audit import summary
+
+    if counts:
+        _print_counts(out, counts)
+    for line in summary(report) if report else ():
+        click.echo(line)
+
+
+def _print_counts(out: Path, counts: dict[str, Any]) -> None:
     click.echo(
         f"{out}: {counts['documents']:,} conversations, {counts['tokens']:,} tokens, "
         f"{counts['supervised_tokens']:,} supervised, {counts['shards']} shards, {counts['bytes'] / 2**20:.1f} MiB"
@@ -186,6 +251,18 @@ def _show(
         click.echo(show_document(document, tokenizer, color), color=color)
     for left in collection.set_aside:
         click.echo(f"\nset aside, line {left.line} ({left.id}): {left.reason}: {left.detail}")
+
+
+def _engine(name: str, python: Path | None, arguments: tuple[str, ...]) -> Any:
+    """What computes the states; None: the target, here."""
+    if name == "hf":
+        if python is not None or arguments:
+            raise click.UsageError("--engine-python and --engine-arg go with --engine vllm")
+        return None
+    from eyas.engines.vllm_states import VllmEngine
+    from eyas.features.conversations import parse_key_values
+
+    return VllmEngine(python, parse_key_values(arguments, "--engine-arg", "tensor_parallel_size=4"))
 
 
 def _count(text: str) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from eyas.cli.workers import engine_names, ray_options, spread
+
 HELP = """Let the target answer PROMPTS: its own answers are what a draft must learn.
 
 PROMPTS is a JSONL or Parquet file (or a folder of them), the id of a dataset (id, id:config, id@split), or `builtin`:
@@ -21,6 +23,8 @@ same files.
 Examples:
   eyas regenerate builtin --limit 200 --out runs/answers
   eyas regenerate prompts.jsonl --target Qwen/Qwen3-1.7B --temperature 0.7 --seed 1 --out runs/answers
+  eyas regenerate prompts.jsonl --target T --engine ray --ray-address auto --workers 8 --worker-gpus 1 --device cuda \\
+      --out /shared/answers
   eyas regenerate prompts.parquet --base-url http://localhost:8000/v1 --concurrency 256 --out runs/answers
 """
 
@@ -52,6 +56,14 @@ Examples:
     "--record-states", is_flag=True, help="Keep the target's states in OUT/states, for `eyas extract --recorded`."
 )
 @click.option("--taps", metavar="A,B,C", help="Residual streams to keep with --record-states [default: 2, n//2, n-3].")
+@click.option(
+    "--engine",
+    default="hf",
+    show_default=True,
+    metavar="hf|ray",
+    help="The target answers in this process, or in workers on Ray.",
+)
+@ray_options
 @click.option("--base-url", help="An OpenAI-compatible server that answers instead, such as http://localhost:8000/v1.")
 @click.option("--model", help="The model's name on that server [default: the only one it lists].")
 @click.option(
@@ -78,6 +90,11 @@ def command(
     trust_remote_code: bool,
     record_states: bool,
     taps: str | None,
+    engine: str,
+    ray_address: str | None,
+    workers: int | None,
+    worker_cpus: float | None,
+    worker_gpus: float | None,
     base_url: str | None,
     model: str | None,
     api_key_env: str,
@@ -96,6 +113,10 @@ def command(
     from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
     from eyas.target.server import ServerOptions
 
+    _, on_ray = engine_names(engine, ("hf",))
+    spreading = spread(on_ray, ray_address, workers, worker_cpus, worker_gpus)
+    if on_ray and (base_url or record_states):
+        raise click.UsageError("--engine ray answers with the target itself, without --base-url and --record-states.")
     if prompts == "builtin":
         from eyas.prompt_sets import training_prompts
 
@@ -138,6 +159,7 @@ def command(
             trust_remote_code=trust_remote_code,
             record_states=record_states,
             taps=chosen,
+            spread=spreading,
             progress=show,
         )
     if as_json:

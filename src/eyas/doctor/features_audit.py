@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..features.layout import NOT_READ
+from ..features.likeness import relative
 from .finding import Finding, Severity
 from .material import Material
 
@@ -110,8 +111,7 @@ def _distances(recorded: torch.Tensor, states: torch.Tensor, shift: int) -> torc
     The first rows hold a huge number of their own, the last one may never have been computed.
     """
     rows = torch.arange(2, len(recorded) - 2)
-    wanted = states[:, rows + shift]
-    return ((recorded[rows] - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-9)).median(-1).values
+    return relative(recorded[rows], states[:, rows + shift]).median(-1).values
 
 
 def _choices(material: Material, computed: torch.Tensor, spans: list[tuple[int, int]], name: str) -> Finding | None:

@@ -244,12 +244,17 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
 
 
 def parse_template_kwargs(pairs: Sequence[str]) -> dict[str, Any]:
-    """`KEY=VALUE` pairs for the chat template, values as JSON where they are JSON (`enable_thinking=false`)."""
+    """`KEY=VALUE` pairs for the chat template."""
+    return parse_key_values(pairs, "template argument", "enable_thinking=false")
+
+
+def parse_key_values(pairs: Sequence[str], what: str, example: str) -> dict[str, Any]:
+    """`KEY=VALUE` pairs, values as JSON where they are JSON. Raises BadInput that calls a pair `what`."""
     out: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", key):
-            raise BadInput(f"template argument {pair!r}: expected KEY=VALUE, for example enable_thinking=false")
+            raise BadInput(f"{what} {pair!r}: expected KEY=VALUE, for example {example}")
         try:
             out[key] = json.loads(value)
         except ValueError:

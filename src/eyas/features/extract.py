@@ -2,7 +2,7 @@
 
     eyas extract conversations.jsonl --target smollm2 --out runs/demo/features
 
-Conversations are cut into shards in their order, and each shard is filled by passes.py. States are computed in the
+Conversations are cut into shards in their order, and each shard is filled by filling.py. States are computed in the
 target's dtype and stored in bf16. A killed extraction keeps its finished shards.
 Exercise it:  pytest tests/test_features_extract.py
 """
@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from eyas.artifacts import atomic_write, is_current, read_manifest, remove_leftovers, sha256_file, sha256_json
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
-from eyas.features.conversations import Collection, Document, encode_all, load_tokenizer
-from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, read_index, shard_name
-from eyas.features.passes import fill_shard
+from eyas.features.conversations import Collection, encode_all, load_tokenizer
+from eyas.features.filling import Advance, Filler, Filling, Piece, ShardWorker, make_shard
+from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, ShardEntry, read_index, shard_name
 from eyas.features.reader import check_shard, map_safetensors
-from eyas.features.recorded import Recordings, StatesMeta
-from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer, ShardWriter, plan_digest, plan_shards
+from eyas.features.states import Engine
+from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -51,6 +49,8 @@ def extract(
     trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
     recorded: str | Path | None = None,
+    engine: Engine | None = None,
+    spread: Spread | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
@@ -59,7 +59,9 @@ def extract(
     or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
     forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
     states that `regenerate` recorded; what is found there is copied instead of computed, equal within
-    features/recorded.TOLERANCE. progress: None shows a bar on a terminal only.
+    features/recorded.TOLERANCE. engine: what computes the states instead of the target in this process (states.py);
+    dtype is then its own, device that of the head. spread: has the shards made by workers, which see the same folders.
+    progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
@@ -70,14 +72,18 @@ def extract(
     facts = target.facts if isinstance(target, Target) else read_facts(folder)
     meta = feature_meta(folder, facts, taps)
     max_length = max_length or facts.max_position or None
+    if engine is not None and facts.max_position:  # it says one token more, which must fit its context, too
+        max_length = min(max_length or facts.max_position, facts.max_position - engine.spare)
     if isinstance(target, Target):
         dtype = str(next(target.decoder.parameters()).dtype).removeprefix("torch.")
-    config = {
+    config: dict[str, Any] = {
         "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
         "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
     }  # fmt: skip
     if supervise != "answers":  # features of before this choice stay current
         config["supervise"] = supervise
+    if engine is not None:
+        config["engine"] = engine.told()
     if not isinstance(conversations, str | Path):
         conversations = list(conversations)
     told = sha256_file(conversations) if isinstance(conversations, str | Path) else sha256_json(conversations)
@@ -92,34 +98,40 @@ def extract(
         conversations, tokenizer, skip_bad=skip_bad, limit=limit, vocab_size=facts.vocab_size, max_length=max_length,
         eos_ids=facts.eos_ids, template_kwargs=template_kwargs, supervise=supervise,
     )  # fmt: skip
-    loaded = [target] if isinstance(target, Target) else []
-
-    def run_target(documents: Sequence[Document], buffer: ShardBuffer, advance: Any, places: Sequence[int]) -> None:
-        if not loaded:
-            loaded.append(Target.load(folder, device, getattr(torch, dtype), trust_remote_code))
-        fill_shard(loaded[0], documents, buffer, meta.taps, batch_tokens, advance, places)
-
-    def again(documents: Sequence[Document]) -> ShardBuffer:
-        buffer = ShardBuffer(meta, [len(d) for d in documents])
-        run_target(documents, buffer, lambda n: None, range(len(documents)))
-        return buffer
-
-    found: list[Recordings | None] = []  # opened and audited with the first shard that is not there yet
-
-    def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
-        if not found:
-            states = StatesMeta(meta.target, meta.taps, meta.hidden_size, dtype)
-            recordings = Recordings(Path(recorded), states) if recorded is not None else None
-            found.append(recordings if recordings and recordings.audit(collection.documents, again) else None)
-        missing = found[0].fill(documents, buffer, advance) if found[0] else list(range(len(documents)))
-        buffer.recorded = len(documents) - len(missing)
-        if missing:
-            run_target(documents, buffer, advance, missing)
-
-    return write_features(
-        out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
-        shard_bytes=shard_bytes, salt=f"{dtype}/{batch_tokens}",
+    how = Filling(
+        folder.absolute(), out.absolute(), meta, max(map(len, collection.documents)), batch_tokens, device, dtype,
+        trust_remote_code, Path(recorded).absolute() if recorded is not None else None, engine,
     )  # fmt: skip
+    rest: dict[str, Any] = {
+        "inputs": inputs, "config": config, "began": began, "progress": progress, "shard_bytes": shard_bytes,
+        "salt": f"{dtype}/{batch_tokens}" + (sha256_json(engine.told()) if engine else ""),
+    }  # fmt: skip
+    if spread is not None:
+        return write_features(out, meta, collection, _by_workers(spread, how), **rest)
+    with Filler(how, target if isinstance(target, Target) else None, collection.documents) as fill:
+        return write_features(out, meta, collection, in_turn(out, meta, fill), **rest)
+
+
+Make = Callable[[Sequence[Piece], Advance], Iterable[ShardEntry]]
+"""Makes shards, in any order: (pieces, advance(tokens)) -> their entries in the index, each once it is written."""
+Spread = Callable[[Any, Any, Sequence[Any]], Iterable[Any]]
+"""Has pieces done by workers elsewhere: (worker class, settings, pieces) -> results, in any order (on_ray.py)."""
+
+
+def in_turn(out: Path, meta: FeatureMeta, compute: Any) -> Make:
+    """compute(documents, buffer, advance) of one shard after the other, here."""
+    return lambda pieces, advance: (make_shard(out, meta, piece, compute, advance) for piece in pieces)
+
+
+def _by_workers(spread: Spread, how: Filling) -> Make:
+    def make(pieces: Sequence[Piece], advance: Advance) -> Iterator[ShardEntry]:
+        for entry in spread(ShardWorker, how, pieces):
+            check_shard(how.out, entry, content=False)  # it is here, too
+            advance(sum(entry.lengths))
+            yield entry
+        remove_leftovers(how.out)
+
+    return make
 
 
 def feature_meta(folder: Path, facts: TargetFacts, taps: Sequence[int] | None = None) -> FeatureMeta:
@@ -142,7 +154,7 @@ def write_features(
     out: Path,
     meta: FeatureMeta,
     collection: Collection,
-    compute: Any,
+    make: Make,
     *,
     inputs: Mapping[str, str],
     config: Mapping[str, Any],
@@ -151,7 +163,7 @@ def write_features(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     salt: str = "",
 ) -> dict[str, Any]:
-    """Plan the shards of `collection`, `compute(documents, buffer, advance)` those that are missing, finish the folder.
+    """Plan the shards of `collection`, `make` those that are missing, finish the folder.
 
     Returns the counts. `salt` names what else decides the numbers (dtype, batch size). The `agreement` among the counts
     is the share of supervised tokens that are the target's own first choice: 1 for its own greedy answers, about a half
@@ -177,14 +189,12 @@ def write_features(
         disable=None if progress is None else not progress,
     )
     with bar:
-        for k, part in enumerate(plan):
-            if kept[k]:
-                bar.update(sizes[k])
-                continue
-            chosen = [documents[i] for i in part]
-            buffer = ShardBuffer(meta, [len(d) for d in chosen])
-            compute(chosen, buffer, bar.update)
-            writer.write(k, [d.id for d in chosen], buffer, digests[k])
+        bar.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
+        pieces = [Piece(k, [documents[i] for i in part], digests[k]) for k, part in enumerate(plan) if not kept[k]]
+        if pieces:
+            writer.begin()
+        for entry in make(pieces, bar.update) if pieces else ():
+            writer.add(entry)
     recorded = writer.recorded(len(plan))
     if recorded is not None:
         counts |= {"recorded": recorded, "computed": len(documents) - recorded}

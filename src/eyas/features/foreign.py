@@ -30,9 +30,9 @@ from eyas.artifacts import is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside
-from eyas.features.extract import feature_meta, refuse_others, shards_whole, write_features
-from eyas.features.layout import NOT_READ, SCHEMA, STAGE, FeatureMeta, teacher_rows
-from eyas.features.passes import teacher_of_ends
+from eyas.features.extract import feature_meta, in_turn, refuse_others, shards_whole, write_features
+from eyas.features.layout import SCHEMA, STAGE, FeatureMeta
+from eyas.features.passes import store
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer
 from eyas.target.facts import read_facts
 from eyas.target.weights import Ends, load_ends
@@ -113,7 +113,7 @@ def import_foreign(
     if not collection.documents:
         raise BadInput(f"{source}: no file can be used ({collection.reasons()}); {collection.set_aside[0].detail}")
 
-    ends = load_ends(folder, facts)
+    ends = load_ends(folder, facts).computing()
 
     def compute(documents: Sequence[Document], buffer: ShardBuffer, advance: Any) -> None:
         for d, document in enumerate(documents):
@@ -121,8 +121,8 @@ def import_foreign(
             advance(len(document))
 
     return write_features(
-        out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
-        shard_bytes=shard_bytes, salt=kind,
+        out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
+        progress=progress, shard_bytes=shard_bytes, salt=kind,
     )  # fmt: skip
 
 
@@ -198,18 +198,7 @@ def _store(row: Foreign, file: Path, ends: Ends, document: Document, buffer: Sha
     if not bool(torch.isfinite(row.final).all() and torch.isfinite(row.taps).all()):
         raise EyasError(f"{file}: its states are not finite (NaN or infinite); remove the file and run again")
     final = row.final.float() if row.final_is_normed else ends.normed(row.final)  # [L, H]
-    read = teacher_rows(document.mask)
-    top1, logsumexp = teacher_of_ends(ends, final[read])
-    n = len(document)
-    buffer.put(
-        d,
-        ids=document.ids,
-        mask=document.mask,
-        taps=row.taps,
-        final=final,
-        top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
-        logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
-    )
+    store(document, row.taps, final, ends, buffer, d)
 
 
 def _fits(file: Path, row: Foreign, meta: FeatureMeta) -> None:

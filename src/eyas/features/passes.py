@@ -98,12 +98,12 @@ def teacher_of_ends(ends: Ends, final: torch.Tensor) -> tuple[torch.Tensor, torc
     logits over all ids are ever there.
     """
     final = final.float()
-    best = torch.full((len(final),), float("-inf"))
-    choice, total = torch.zeros(len(final), dtype=torch.int64), torch.zeros(len(final))
+    best = final.new_full((len(final),), float("-inf"))
+    choice, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros_like(best)
     for start in range(0, len(ends.head), VOCABULARY_PART):
         part = slice(start, start + VOCABULARY_PART)
         weight, bias = ends.head[part].float(), None if ends.head_bias is None else ends.head_bias[part].float()
-        for rows in torch.arange(len(final)).split(max(1, LOGIT_BYTES // (4 * len(weight)))):
+        for rows in torch.arange(len(final), device=final.device).split(max(1, LOGIT_BYTES // (4 * len(weight)))):
             logits = ends.facts.finish_logits(torch.nn.functional.linear(final[rows], weight, bias))  # [r, part]
             high, where = logits.max(-1)
             top = torch.maximum(best[rows], high)
@@ -111,7 +111,23 @@ def teacher_of_ends(ends: Ends, final: torch.Tensor) -> tuple[torch.Tensor, torc
             choice[rows] = torch.where(high > best[rows], where + start, choice[rows])
             total[rows] = total[rows] * (best[rows] - top).exp() + logits.sub_(top[:, None]).exp_().sum(-1)
             best[rows] = top
-    return choice.to(torch.int32), best + total.log()
+    return choice.to(torch.int32).cpu(), (best + total.log()).cpu()
+
+
+def store(document: Document, taps: torch.Tensor, final: torch.Tensor, ends: Ends, buffer: ShardBuffer, d: int) -> None:
+    """Store document d of a shard, of which somebody else computed taps [L, T*H] and normed final states [L, H]."""
+    read = teacher_rows(document.mask)
+    top1, logsumexp = teacher_of_ends(ends, final[read.to(final.device)])
+    n = len(document)
+    buffer.put(
+        d,
+        ids=document.ids,
+        mask=document.mask,
+        taps=taps,
+        final=final,
+        top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
+        logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
+    )
 
 
 def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:

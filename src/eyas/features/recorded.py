@@ -30,6 +30,7 @@ from eyas.artifacts import atomic_save_safetensors, remove_leftovers
 from eyas.errors import EyasError
 from eyas.features.conversations import Document
 from eyas.features.layout import METADATA, NOT_READ, teacher_rows
+from eyas.features.likeness import relative
 from eyas.features.reader import map_safetensors
 from eyas.features.writer import ShardBuffer
 from eyas.target.record import Recording
@@ -248,7 +249,7 @@ def difference(
     for one, other in zip(recorded, computed, strict=True):
         for name, called in (("taps", "tap"), ("final", "final state")):
             a, b = (x[name][:-1].float().unflatten(-1, (-1, meta.hidden_size)) for x in (one, other))  # [L-1, parts, H]
-            worst = float(((a - b).norm(dim=-1) / b.norm(dim=-1).clamp_min(1e-12)).nan_to_num(math.inf).amax())
+            worst = float(relative(a, b).amax())
             if worst > states:
                 return f"a {called} differs by {worst:.2g} of its norm, {states} is allowed"
         rows = other["top1"] != NOT_READ

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import atomic_save_safetensors, atomic_write, sha256_file, write_manifest
+from eyas.artifacts import MANIFEST, atomic_save_safetensors, atomic_write, sha256_file, write_manifest
 from eyas.errors import BadInput, EyasError
 from eyas.features.layout import (
     INDEX,
@@ -89,8 +89,23 @@ class ShardBuffer:
         return {**self.tensors, "offsets": self.offsets}
 
 
+def write_shard(
+    folder: Path, meta: FeatureMeta, index: int, doc_ids: list[str], buffer: ShardBuffer, plan: str
+) -> ShardEntry:
+    """Write shard `index` into `folder` atomically; what the index must list of it (`ShardWriter.add`)."""
+    tensors = buffer.complete()
+    if len(doc_ids) != len(buffer.lengths):
+        raise ValueError(f"shard {index}: {len(doc_ids)} ids for {len(buffer.lengths)} documents")
+    path = folder / shard_name(index)
+    atomic_save_safetensors(tensors, path, meta.to_metadata(doc_ids, plan))
+    supervised = int(tensors["mask"].sum(dtype=torch.int64))
+    return ShardEntry(
+        path.name, path.stat().st_size, sha256_file(path), plan, buffer.lengths, supervised, buffer.recorded
+    )
+
+
 class ShardWriter:
-    """Writes the shards of one folder and its manifest. Raises EyasError when the disk is full (artifacts)."""
+    """Keeps the index and the manifest of one folder's shards. Raises EyasError when the disk is full (artifacts)."""
 
     def __init__(self, folder: str | Path, meta: FeatureMeta):
         self.dir = Path(folder)
@@ -116,18 +131,17 @@ class ShardWriter:
 
     def write(self, index: int, doc_ids: list[str], buffer: ShardBuffer, plan: str) -> None:
         """Write shard `index` atomically and list it."""
-        tensors = buffer.complete()
-        if len(doc_ids) != len(buffer.lengths):
-            raise ValueError(f"shard {index}: {len(doc_ids)} ids for {len(buffer.lengths)} documents")
-        (self.dir / "manifest.json").unlink(missing_ok=True)  # the folder is not finished while a shard changes
-        path = self.dir / shard_name(index)
-        atomic_save_safetensors(tensors, path, self.meta.to_metadata(doc_ids, plan))
-        supervised = int(tensors["mask"].sum(dtype=torch.int64))
-        size = path.stat().st_size
-        self._entries[path.name] = ShardEntry(
-            path.name, size, sha256_file(path), plan, buffer.lengths, supervised, buffer.recorded
-        )
+        self.begin()
+        self.add(write_shard(self.dir, self.meta, index, doc_ids, buffer, plan))
+
+    def add(self, entry: ShardEntry) -> None:
+        """List a shard that `write_shard` has written."""
+        self._entries[entry.name] = entry
         self._write_index()
+
+    def begin(self) -> None:
+        """Shards are about to change: the folder is not finished until `finish`."""
+        (self.dir / MANIFEST).unlink(missing_ok=True)
 
     def recorded(self, num_shards: int) -> int | None:
         """Documents of the first shards whose states were recorded; None where one of them does not say."""
@@ -150,7 +164,7 @@ class ShardWriter:
             raise ValueError(f"shards {sorted(missing)} were never written")
         stale = sorted(set(self._entries) - wanted)
         if stale:
-            (self.dir / "manifest.json").unlink(missing_ok=True)
+            self.begin()
         for name in stale:
             del self._entries[name]
         self._write_index()

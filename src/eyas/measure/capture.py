@@ -19,6 +19,7 @@ import torch
 
 from ..doctor.features_audit import SAME
 from ..engines.environment import SCRIPTS, required
+from ..features.likeness import relative
 
 PROMPTS = 4
 SKIPPED = 2  # first rows, whose states hold a huge number of their own
@@ -107,7 +108,7 @@ def _slice(fed: Sequence[torch.Tensor], own: Sequence[torch.Tensor], tap: int) -
     y = torch.cat([o[tap, SKIPPED:] for o in own])
     ratio = float((x.norm(dim=-1) / y.norm(dim=-1).clamp(min=1e-9)).median())
     cosine = float(torch.cosine_similarity(x, y, dim=-1).median())
-    away = float(((x - y).norm(dim=-1) / y.norm(dim=-1).clamp(min=1e-9)).median())
+    away = float(relative(x, y).median())
     return {"declared": tap, "nearest": best[1], "shift": best[2], "distance": round(away, 5),
             "nearest_distance": round(best[0], 5), "norm_ratio": round(ratio, 5), "cosine": round(cosine, 5),
             "right": best[1] == tap and best[2] == 0 and away <= SAME}  # fmt: skip
@@ -116,8 +117,7 @@ def _slice(fed: Sequence[torch.Tensor], own: Sequence[torch.Tensor], tap: int) -
 def _distances(fed: torch.Tensor, own: torch.Tensor, shift: int) -> torch.Tensor:
     """Median relative distance of fed rows [L, H] to the states [n+1, L, H] `shift` tokens on. [n+1]"""
     rows = torch.arange(SKIPPED, len(fed) - 1)
-    wanted = own[:, rows + shift]
-    return ((fed[rows] - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-9)).median(-1).values
+    return relative(fed[rows], own[:, rows + shift]).median(-1).values
 
 
 def _sentence(s: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from ..draft.assemble import Piece, assemble
 from ..draft.directory import WEIGHTS
 from ..errors import BadInput, Mismatch
 from ..features.conversations import Collection, Document
-from ..features.extract import feature_meta, shards_whole, write_features
+from ..features.extract import feature_meta, in_turn, shards_whole, write_features
 from ..features.layout import NOT_READ, SCHEMA, STAGE, teacher_rows
 from ..features.passes import teacher_of_ends
 from ..features.reader import FeatureSet
@@ -103,8 +103,8 @@ def synthetic_features(
         _fill(chosen, buffer, ends, meta.taps, advance)
 
     write_features(
-        out, meta, collection, compute, inputs=inputs, config=config, began=began, progress=progress,
-        salt=canonical_json(made),
+        out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
+        progress=progress, salt=canonical_json(made),
     )  # fmt: skip
     return FeatureSet.open(out)
 

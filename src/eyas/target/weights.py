@@ -9,6 +9,7 @@ that hold an asked-for tensor are opened, so the others need not be there (`miss
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Collection, Iterable
@@ -34,6 +35,7 @@ NORM = ("norm.weight", "ln_f.weight", "final_layer_norm.weight", "final_layernor
 HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "thinker.", "model.", "text_model.")
 HEAD = ("lm_head.weight", "embed_out.weight", "output.weight")
 HEAD_ROWS = 16384  # of the head in float32 at once
+FLOAT_HEAD = 2 << 30  # bytes that a whole copy of the head in float32 may take
 
 
 def tensor_files(folder: str | Path) -> dict[str, Path]:
@@ -91,6 +93,13 @@ class Ends:
     head_bias: torch.Tensor | None = None  # [V] (Phi)
     norm_bias: torch.Tensor | None = None  # [H] (a LayerNorm)
 
+    def computing(self, device: str | torch.device = "cpu") -> Ends:
+        """The same on `device`, for many calls; the head in float32 once and for all, unless it is too large."""
+        parts: dict[str, Any] = {name: x.to(device) for name, x in self.__dict__.items() if torch.is_tensor(x)}
+        if 4 * self.head.numel() <= FLOAT_HEAD:
+            parts["head"] = parts["head"].float()
+        return dataclasses.replace(self, **parts)
+
     def logits(self, final: torch.Tensor) -> torch.Tensor:
         """Target logits from final states: [..., H] -> float32 [..., V], scale and soft-cap applied."""
         final = final.float()
@@ -102,7 +111,7 @@ class Ends:
     def normed(self, stream: torch.Tensor) -> torch.Tensor:
         """The final norm on a residual stream: [..., H] -> float32 [..., H]."""
         x = stream.float()
-        weight = torch.ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
+        weight = x.new_ones(x.shape[-1]) if self.final_norm is None else self.final_norm.float()
         if self.facts.layer_norm or self.norm_bias is not None or self.final_norm is None:
             x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.facts.rms_norm_eps)
             return x * weight + (0 if self.norm_bias is None else self.norm_bias.float())
