@@ -44,8 +44,8 @@ def _memory_of_extraction(plan: Plan) -> Iterator[str]:
         yield (
             f"The target needs {amount(need, 'B')} with its forward pass and {plan.hardware.devices} x "
             f"{plan.hardware.name} have {amount(have, 'B')}: it does not fit. More devices "
-            f"({-(-need // (SMALL_FIT * plan.hardware.memory)):.0f} would do), a quantised target, or let an engine "
-            f"compute the states and read them with eyas extract --from-speculators or --from-specforge."
+            f"({-(-need // (SMALL_FIT * plan.hardware.memory)):.0f} would do), a quantised target, or an engine "
+            f"that spreads it over machines (eyas extract --engine vllm)."
         )
 
 
@@ -55,7 +55,8 @@ def _memory_of_training(plan: Plan) -> Iterator[str]:
         fewer = " a frozen head (--set train_head=false)," if plan.job.settings.train_head else ""
         yield (
             f"Training needs {amount(need, 'B')} on one device, which has {amount(have, 'B')}:{fewer} fewer "
-            f"micro_tokens, Muon instead of AdamW or a narrower MLP (--set intermediate_size=...) make it smaller."
+            f"micro_tokens, --set recompute=true, Muon instead of AdamW or a narrower MLP (--set "
+            f"intermediate_size=...) make it smaller; --set parallel=fsdp under torchrun deals weights and optimizer out to several devices."
         )
 
 

@@ -111,8 +111,10 @@ def initialise(
     if settings.start == "regression":
         if draft.conventions.qk_norm:
             _sharpen(draft)
+        # Nothing disturbs the guess: the MLP and further layers add nothing yet.
+        draft.midlayer.mlp.down_proj.weight.zero_()
         for name, parameter in draft.layers.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):  # further layers add nothing yet
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.zero_()
         guess = fit_guess(draft, features, scale, seed, settings.start_rows, space)
         write_guess(draft, guess)
