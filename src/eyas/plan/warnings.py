@@ -55,8 +55,8 @@ def _memory_of_training(plan: Plan) -> Iterator[str]:
         fewer = " a frozen head (--set train_head=false)," if plan.job.settings.train_head else ""
         yield (
             f"Training needs {amount(need, 'B')} on one device, which has {amount(have, 'B')}:{fewer} fewer "
-            f"micro_tokens, --set recompute=true, Muon instead of AdamW or a narrower MLP (--set "
-            f"intermediate_size=...) make it smaller; --set parallel=fsdp under torchrun deals weights and optimizer out to several devices."
+            f"micro_tokens, --set recompute=true, Muon instead of AdamW or a narrower MLP make it smaller; --set "
+            f"parallel=fsdp under torchrun deals weights and optimizer out to several devices."
         )
 
 
