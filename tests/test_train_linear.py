@@ -10,7 +10,7 @@ import torch
 
 from eyas.draft.unroll import Unroll
 from eyas.target.weights import load_ends
-from eyas.train import linear, start
+from eyas.train import linear, ridge, start
 from eyas.train.batches import make_batch
 from eyas.train.objective import Batch
 from eyas.train.settings import TrainSettings
@@ -57,8 +57,8 @@ def test_the_guess_equals_least_squares(m, flags, few, monkeypatch):
     scale = ends.final_norm.float() * torch.linspace(0.5, 2, 32)
     guess = linear.fit_guess(draft, m.features, scale, seed=0)
     x, y = rows_of(m, draft, scale)
-    ridge = linear.RIDGE * float((x.T @ x).diagonal().mean())
-    stacked = torch.cat([x, ridge**0.5 * torch.eye(128, dtype=torch.float64)])
+    strength = ridge.RIDGE * float((x.T @ x).diagonal().mean())
+    stacked = torch.cat([x, strength**0.5 * torch.eye(128, dtype=torch.float64)])
     expected = torch.linalg.lstsq(stacked, torch.cat([y, torch.zeros(128, 32, dtype=torch.float64)])).solution.T
     found = torch.cat([guess.from_taps, guess.from_token], 1).double()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
@@ -110,15 +110,15 @@ def test_panels_solve_what_the_library_solves(panel, monkeypatch):
     matrix, right = root @ root.T + torch.eye(32), torch.randn(32, 3, generator=generator, dtype=torch.float64)
     expected = torch.linalg.solve(matrix, right)
     upper = torch.ones(32, 32).triu(1).bool()
-    found = linear.solve_in_place(matrix.masked_fill(upper, torch.nan), right.clone())
+    found = ridge.solve_in_place(matrix.masked_fill(upper, torch.nan), right.clone())
     torch.testing.assert_close(found, expected)
 
 
 def test_few_rows_need_little_memory():
     """A square of the unknowns of a target that is 7,168 wide is 6.6 GB; of 1,000 rows it is nothing."""
     unknowns, outputs = 4 * 7168, 7168
-    assert linear.fit_bytes(unknowns, outputs, 100_000) > 8 * unknowns**2
-    assert linear.fit_bytes(unknowns, outputs, 1_000) < 1e9
+    assert ridge.fit_bytes(unknowns, outputs, 100_000) > 8 * unknowns**2
+    assert ridge.fit_bytes(unknowns, outputs, 1_000) < 1e9
 
 
 def test_low_rank_is_the_best_of_its_rank():

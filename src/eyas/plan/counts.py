@@ -131,7 +131,7 @@ def start_flops(shape: DraftShape, settings: TrainSettings, supervised_tokens: f
     """Of the regression that a new draft begins with (train/linear.py); 0 without it. float64 counts twice."""
     if settings.start != "regression" or settings.init_from:
         return 0.0
-    from ..train.linear import keeps_rows
+    from ..train.ridge import keeps_rows
 
     h = shape.target_hidden_size
     u, rows = (shape.num_taps + 1) * h, min(settings.start_rows, supervised_tokens)

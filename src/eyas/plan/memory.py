@@ -11,7 +11,7 @@ from ..draft.shape import DraftShape
 from ..draft.unroll import JOINED
 from ..features.passes import LOGIT_BYTES
 from ..features.writer import DEFAULT_SHARD_BYTES
-from ..train.linear import fit_bytes
+from ..train.ridge import fit_bytes
 from ..train.settings import TrainSettings
 from .counts import draft_parameters, matrices, pick, sizes, trained
 from .formula import Section, line, total

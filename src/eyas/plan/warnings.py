@@ -99,7 +99,7 @@ def _optimizer(plan: Plan) -> Iterator[str]:
 
 
 def _start(plan: Plan) -> Iterator[str]:
-    from ..train.linear import fit_bytes
+    from ..train.ridge import fit_bytes
 
     job = plan.job
     if job.settings.start != "regression" or job.settings.init_from:
