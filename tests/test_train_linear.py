@@ -51,7 +51,7 @@ def test_the_guess_equals_least_squares(m, flags, few, monkeypatch):
 
     Both by a square of the rows and by one of the unknowns, in panels that divide neither evenly.
     """
-    monkeypatch.setattr(linear, "PANEL", 20)
+    monkeypatch.setattr(ridge, "PANEL", 20)
     monkeypatch.setattr(linear, "keeps_rows", lambda unknowns, rows: few)
     draft, ends = begun(m, start="target", **flags)
     scale = ends.final_norm.float() * torch.linspace(0.5, 2, 32)
@@ -104,7 +104,7 @@ def test_a_folded_norm_changes_no_choice_of_step_0(m):
 @pytest.mark.parametrize("panel", [5, 8, 64])
 def test_panels_solve_what_the_library_solves(panel, monkeypatch):
     """Only the lower triangle is read: the upper one holds NaN."""
-    monkeypatch.setattr(linear, "PANEL", panel)
+    monkeypatch.setattr(ridge, "PANEL", panel)
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(32, 40, generator=generator, dtype=torch.float64)
     matrix, right = root @ root.T + torch.eye(32), torch.randn(32, 3, generator=generator, dtype=torch.float64)
