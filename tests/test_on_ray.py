@@ -35,6 +35,7 @@ def address():
     patch = pytest.MonkeyPatch()
     here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     patch.setenv("PYTHONPATH", os.pathsep.join(here))  # for workers, which import tests/spreading.py
+    patch.setenv("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine would never let them import torch
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20,
         logging_level="error",
