@@ -35,8 +35,9 @@ $(STAMP): pyproject.toml constraints.txt requirements-data.txt
 demo: $(STAMP)
 	$(BIN)/eyas demo --out runs/demo
 
+# Files are dealt out to as many processes as there are cores, up to four: each holds torch.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 # The real loaders of SGLang and vLLM against our profiles of them.
 test-loaders: $(STAMP)
