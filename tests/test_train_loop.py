@@ -323,16 +323,3 @@ def test_settings_used_by_these_tests_are_settings():
 def test_a_device_that_is_not_there_is_named(m, tmp_path):
     with pytest.raises(BadInput, match="'nonsense' cannot be used here"):
         run(m, tmp_path, device="nonsense")
-
-
-def test_training_does_not_compute_with_denormals(m, tmp_path):
-    """On a CPU they make a step several times as long. Checked in a process that has not trained before."""
-    assert exit_code_of(_trains_without_denormals, m, tmp_path / "run") == 0
-
-
-def _trains_without_denormals(m: Material, out: Path) -> None:
-    torch.set_flush_denormal(False)
-    small = torch.tensor([1e-30]) * 1e-10
-    assert float(small) > 0, "this CPU has none"
-    run(m, out, steps=1)
-    assert float(torch.tensor([1e-30]) * 1e-10) == 0

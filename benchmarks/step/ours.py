@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from eyas.features.reader import FeatureSet
-from eyas.machine import flush_denormals, return_free_memory, reuse_large_allocations
+from eyas.machine import return_free_memory, reuse_large_allocations
 from eyas.target.source import resolve_target
 from eyas.train.inputs import prepare
 from eyas.train.loop import Run
@@ -82,7 +82,6 @@ def main() -> None:
     a = parser.parse_args()
     torch.set_num_threads(a.threads)
     reuse_large_allocations()
-    flush_denormals()
     features, vocab = FeatureSet.open(a.folder / "features"), VocabMap.load(a.folder / "vocab.safetensors")
     plan = json.loads((a.folder / "batches.json").read_text())
     tokens = max(int(features.doc_lengths[docs].sum()) for docs in plan)

@@ -28,17 +28,6 @@ def reuse_large_allocations() -> None:
     mallopt(-4, 0)
 
 
-def flush_denormals() -> None:
-    """Let this process compute numbers below 1e-38 as zero.
-
-    A softmax far from its largest logit is full of them, and a product with one costs a CPU a hundred times as much: a
-    step of training took up to four times as long (docs/experiments.md).
-    """
-    import torch
-
-    torch.set_flush_denormal(True)
-
-
 def return_free_memory() -> None:
     """Give freed blocks back to the kernel, which `reuse_large_allocations` keeps: between stages, not within one."""
     if sys.platform.startswith("linux"):

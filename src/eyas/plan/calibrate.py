@@ -23,7 +23,7 @@ from ..features.extract import feature_meta
 from ..features.passes import fill_shard
 from ..features.reader import FeatureSet
 from ..features.writer import ShardBuffer
-from ..machine import choose_precision, flush_denormals, reuse_large_allocations
+from ..machine import choose_precision, reuse_large_allocations
 from ..target.facts import read_facts
 from ..train.settings import TrainSettings
 from ..vocab import VocabMap
@@ -136,7 +136,6 @@ def _training(
     given = prepare(features, target_dir, vocab_map, None, settings, 0)
     given.initialise()
     reuse_large_allocations()
-    flush_denormals()
     run = Run(given, settings, 0, torch.device(device))
     batches = plan_steps(run.lengths, settings.batch_tokens, settings.micro_tokens, 0)
 

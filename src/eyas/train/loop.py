@@ -23,7 +23,7 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
-from ..machine import choose_precision, flush_denormals, reuse_large_allocations
+from ..machine import choose_precision, reuse_large_allocations
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
@@ -83,7 +83,6 @@ def _train(
     if held is None and ranks.first:
         given.initialise()
     reuse_large_allocations()
-    flush_denormals()
     run = Run(given, settings, seed, device, ranks, held)
     counts = run.go(out, progress, held.damaged if held else [])
     draft = run.trained()
