@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.errors import BadInput, EyasError, Mismatch
+from eyas.machine import no_denormals
 from eyas.target.weights import load_ends
 from eyas.train import checkpoints, loop, objective, record
+from eyas.train.loop import Run
 from eyas.vocab import VocabMap
 from training import SETTINGS, Material, die, exit_code_of, material, records, run
 
@@ -323,3 +325,34 @@ def test_settings_used_by_these_tests_are_settings():
 def test_a_device_that_is_not_there_is_named(m, tmp_path):
     with pytest.raises(BadInput, match="'nonsense' cannot be used here"):
         run(m, tmp_path, device="nonsense")
+
+
+def test_training_computes_no_denormals_and_leaves_them_to_others(m, tmp_path, monkeypatch):
+    """On a CPU they make a step several times as long; but hypothesis, for one, refuses to work without them."""
+    if not flushes():
+        pytest.skip("this CPU cannot leave them out")
+    seen = []
+    optimize = Run.optimize
+
+    def watched(self, step):
+        seen.append(smallest() == 0)
+        return optimize(self, step)
+
+    monkeypatch.setattr(Run, "optimize", watched)
+    run(m, tmp_path / "run", steps=2)
+    assert seen == [True, True]
+    assert smallest() > 0
+    monkeypatch.setattr(Run, "optimize", lambda self, step: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(m, tmp_path / "failing", steps=2)
+    assert smallest() > 0
+
+
+def flushes() -> bool:
+    with no_denormals():
+        return smallest() == 0
+
+
+def smallest() -> float:
+    """A number that only a denormal can hold."""
+    return float(torch.tensor([1e-30]) * 1e-10)

@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from eyas.features.reader import FeatureSet
-from eyas.machine import return_free_memory, reuse_large_allocations
+from eyas.machine import no_denormals, return_free_memory, reuse_large_allocations
 from eyas.target.source import resolve_target
 from eyas.train.inputs import prepare
 from eyas.train.loop import Run
@@ -98,7 +98,8 @@ def main() -> None:
     walls, cpus, rows, losses = [], [], [], []
     for number in range(a.warmup + a.steps):
         seen, wall, cpu = run.rows, time.perf_counter(), time.process_time()
-        sums, _ = run.optimize([plan[number % len(plan)]])
+        with no_denormals():
+            sums, _ = run.optimize([plan[number % len(plan)]])
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         losses.append(float(sums.loss[0] / sums.rows[0].clamp(min=1)))
         if number >= a.warmup:

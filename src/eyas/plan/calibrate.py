@@ -23,7 +23,7 @@ from ..features.extract import feature_meta
 from ..features.passes import fill_shard
 from ..features.reader import FeatureSet
 from ..features.writer import ShardBuffer
-from ..machine import choose_precision, reuse_large_allocations
+from ..machine import choose_precision, no_denormals, reuse_large_allocations
 from ..target.facts import read_facts
 from ..train.settings import TrainSettings
 from ..vocab import VocabMap
@@ -140,7 +140,8 @@ def _training(
     batches = plan_steps(run.lengths, settings.batch_tokens, settings.micro_tokens, 0)
 
     def step() -> int:
-        run.optimize(next(batches))
+        with no_denormals():
+            run.optimize(next(batches))
         return 1
 
     return step, lambda: run.tokens

@@ -23,7 +23,7 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
-from ..machine import choose_precision, reuse_large_allocations
+from ..machine import choose_precision, no_denormals, reuse_large_allocations
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
@@ -64,6 +64,7 @@ def train(
         if ranks.first:
             check_out(out)
             held.enter_context(locked(out))
+        held.enter_context(no_denormals())
         return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress, ranks)
 
 
