@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eyas.draft.attention import round_up
 from eyas.train.batches import make_batch, plan_epoch, plan_steps, steps_in
 from training import Material, material
 
@@ -73,5 +74,9 @@ def test_a_batch_is_its_documents_one_after_the_other(m):
         assert batch.packing.position[here].tolist() == list(range(len(part["ids"])))
     assert batch.ids.dtype == batch.top1.dtype == torch.int64
     assert batch.aux.dtype == torch.bfloat16
+    padded, n = make_batch(m.features, docs, multiple=64), len(batch.ids)
+    assert len(padded.ids) == round_up(n, 64) and padded.packing.multiple == 64
+    assert all(torch.equal(getattr(padded, x)[:n], getattr(batch, x)) for x in ("ids", "mask", "aux", "final", "run"))
+    assert not padded.run[n:].any()
     batch.ids.zero_()
     assert m.features.document(4)["ids"].any(), "a batch is a copy"

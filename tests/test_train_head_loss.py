@@ -28,7 +28,7 @@ def test_losses_and_gradients_equal_plain_logits(chunk, trained):
     mine = [x.clone().requires_grad_() for x in states]
     losses = HeadLoss(head, teacher, torch.float64, chunk)
     parts = [losses.step(x, at, w, scale) for x, (at, scale), w in zip(mine, STEPS, wanted, strict=True)]
-    (3 * (sum(p[0] for p in parts) + losses.weight_term())).backward()
+    (3 * (sum(p[0] for p in parts) + losses.finish())).backward()
 
     plain_head = head.detach().clone().requires_grad_()
     plain = [x.clone().requires_grad_() for x in states]
@@ -58,7 +58,7 @@ def test_bfloat16_products_stay_near():
         x = states[0].detach().to(compute).clone().requires_grad_()
         losses = HeadLoss(head, teacher, compute, 2)
         loss, raw, _ = losses.step(x, STEPS[0][0], wanted[0], 1.0)
-        (loss + losses.weight_term()).backward()
+        (loss + losses.finish()).backward()
         assert x.grad.dtype == compute and head.grad.dtype == torch.float32
         gradients.append((raw, x.grad.float(), head.grad))
     for one, other in zip(*gradients, strict=True):

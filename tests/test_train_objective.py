@@ -6,19 +6,20 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.draft.unroll import Packing
 from eyas.train.objective import Batch, run_lengths, ttt_loss
 from test_draft_model import make, naive
 
 
-def batch_of(lengths, mask, seed=0, dtype=torch.float64):
+def batch_of(lengths, mask, seed=0, dtype=torch.float64, multiple=1):
     torch.manual_seed(seed)
     n = sum(lengths)
     return Batch(
         ids=torch.randint(0, 50, (n,)), mask=torch.tensor(mask, dtype=torch.uint8), aux=torch.randn(n, 48, dtype=dtype),
         final=torch.randn(n, 16, dtype=dtype), logsumexp=torch.zeros(n), top1=torch.randint(0, 50, (n,)),
-        packing=Packing(torch.tensor([0, *lengths]).cumsum(0)),
+        packing=Packing(torch.tensor([0, *lengths]).cumsum(0), multiple),
     )  # fmt: skip
 
 
@@ -39,10 +40,11 @@ def test_run_lengths_stop_at_prompts_and_documents():
 
 
 @pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True}])
-def test_one_training_step_against_a_float64_reference(flags):
+@pytest.mark.parametrize("multiple", [1, 2, 8])  # with 2 the rows of a later step alone need padding
+def test_one_training_step_against_a_float64_reference(flags, multiple):
     """Loss, counts and every gradient, against loops over rows and steps and autograd on the naive model."""
     draft = make(flags)
-    b = batch_of([9, 8], [0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0])
+    b = batch_of([9, 8], [0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0], multiple=multiple)
     ids_of_draft = torch.arange(0, 40, 2)  # D = 20
     draft_of = torch.full((50,), -1)
     draft_of[ids_of_draft] = torch.arange(20)
@@ -83,6 +85,35 @@ def test_one_training_step_against_a_float64_reference(flags):
             torch.testing.assert_close(
                 p.grad.double(), model.w[name].grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: n + m
             )
+
+
+class Products(TorchDispatchMode):
+    """Collects the sizes of all products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            self.sizes.add((*args[0].shape[-2:], args[1].shape[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_padded_batches_of_unlike_conversations_need_products_of_like_sizes():
+    """What oneDNN compiles anew for each size (machine.row_multiple): rows come in multiples, forward and backward."""
+    draft, head = make(dtype=torch.float32), torch.randn(20, 16)
+
+    def products(lengths, multiple):
+        n = sum(lengths)
+        b = batch_of([*lengths, *([-n % multiple] if -n % multiple else [])],
+                     [*[1] * n, *[0] * (-n % multiple)], dtype=torch.float32, multiple=multiple)  # fmt: skip
+        with Products() as seen:
+            ttt_loss(draft, b, head, torch.arange(50) % 20, steps=4, decay=0.8, denominators=b.weights(4))[0].backward()
+        return seen.sizes
+
+    assert products([29, 30, 28], 32) == products([31, 27, 25], 32) != products([32, 32, 32, 32], 32)
+    assert len(products([29, 30, 28], 1) - products([31, 27, 25], 1)) > 20
 
 
 def test_micro_batches_add_up_to_one_batch():

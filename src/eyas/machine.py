@@ -66,6 +66,15 @@ def native_bfloat16(device: str = "cpu") -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def row_multiple(dtype: str, device: str = "cpu") -> int:
+    """To which multiple numbers of rows are best padded. `dtype` is that of the products.
+
+    oneDNN, which multiplies bfloat16 on CPUs, compiles a kernel for each new shape: with AMX 3 ms each, which at rows
+    that differ in every batch was as much as a third to a half of a training step (docs/experiments.md).
+    """
+    return 32 if device == "cpu" and dtype == "bfloat16" else 1
+
+
 def choose_precision(wanted: str, device: str = "cpu") -> str:
     """`auto` as a dtype's name: the one in which `device` computes fastest; any other name as it is."""
     if wanted != "auto":

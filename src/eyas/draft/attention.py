@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,15 +21,23 @@ import torch
 TILE_ON_CPU, TILE_ELSEWHERE = (1 << 18, 64), (1 << 27, 512)
 
 
-class Packing:
-    """Where documents lie in the packed sequence: document b is [offsets[b], offsets[b+1]), `offsets` int64 [B+1]."""
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple that is not below `size`."""
+    return -(-size // multiple) * multiple
 
-    def __init__(self, offsets: torch.Tensor) -> None:
+
+class Packing:
+    """Where documents lie in the packed sequence: document b is [offsets[b], offsets[b+1]), `offsets` int64 [B+1].
+
+    multiple: what is laid out, and its tiles, are padded to multiples of this (machine.row_multiple).
+    """
+
+    def __init__(self, offsets: torch.Tensor, multiple: int = 1) -> None:
         lengths, total = offsets.diff(), int(offsets[-1])
-        self.offsets = offsets
+        self.offsets, self.multiple = offsets, multiple
         self.document = torch.repeat_interleave(lengths)  # [N] document of a token
         self.position = torch.arange(total, device=offsets.device) - offsets[self.document]  # [N] place in its document
-        places = torch.arange(int(lengths.max()), device=offsets.device)
+        places = torch.arange(round_up(int(lengths.max()), multiple), device=offsets.device)
         self.grid = (offsets[:-1, None] + places).clamp_(max=total - 1)  # [B, longest]; past an end: any token
 
     def lay(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,11 +59,11 @@ class AskedRows:
     """The rows whose outputs are wanted, laid out per document: `grid` [B, most rows] -> row, `slot` [R] -> place."""
 
     def __init__(self, packing: Packing, rows: torch.Tensor) -> None:
-        self.rows = rows  # int64 [R], ascending, indices into the packed sequence
+        self.rows, self.multiple = rows, packing.multiple  # int64 [R], ascending, indices into the packed sequence
         document = packing.document[rows]
         counts = torch.bincount(document, minlength=len(packing.offsets) - 1)
         starts = counts.cumsum(0) - counts
-        most = max(1, int(counts.max()))
+        most = round_up(max(1, int(counts.max())), packing.multiple)
         places = torch.arange(most, device=rows.device)
         self.grid = (starts[:, None] + places).clamp_(max=max(0, len(rows) - 1))
         self.slot = document * most + torch.arange(len(rows), device=rows.device) - starts[document]
@@ -99,7 +106,8 @@ class AskedRows:
                     reach, common, b = wider, min(common, low[b]), b + 1
                 if reach >= 0:
                     least = 0 if window is None else max(0, common + 1 - window)
-                    yield Tile(slice(begin, b), rows, slice(least, reach + 1), common + 1)
+                    m = self.multiple
+                    yield Tile(slice(begin, b), rows, slice(least // m * m, round_up(reach + 1, m)), common + 1)
 
 
 def attend(
@@ -118,12 +126,13 @@ def attend(
     """
     kept = own if window is None else own[-window:]  # a row's own keys are its newest
     limits = None if window is None else (window, len(own))
-    return _Attend.apply(q, keys, values, asked, limits, *(x for pair in kept for x in pair))
+    own_keys, own_values = (torch.stack(x, 2) for x in zip(*kept, strict=True)) if kept else (None, None)
+    return _Attend.apply(q, keys, values, own_keys, own_values, asked, limits)  # own [R, kv, k, d]
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, keys, values, asked, window, *own):
+    def forward(ctx, q, keys, values, own_keys, own_values, asked, window):
         kv = keys.shape[0] // len(asked.grid)
         ctx.asked, ctx.window, ctx.kv, ctx.scale = asked, window, kv, q.shape[-1] ** -0.5
         laid = asked.lay(q, kv).mul_(ctx.scale).to(values.dtype)
@@ -138,21 +147,20 @@ class _Attend(torch.autograd.Function):
             out[part, :, rows] = (found / total.to(found.dtype)).unflatten(1, shape[1:])
             lse[part, :, rows] = (best + total.log()).view(shape)
         out, lse = asked.pick(out).to(lse.dtype), asked.pick(lse)  # [R, h, d], [R, h]
-        shares = lse.new_empty(0)
-        if own:
-            own_scores = _own_scores(q, own[::2], ctx.scale)  # [R, h, k]
-            joined = torch.logaddexp(lse, own_scores.logsumexp(-1))
+        shares = None
+        if own_keys is not None:
+            shares = (_grouped(q, kv).to(own_keys.dtype) @ own_keys.mT).to(lse.dtype).mul_(ctx.scale)  # [R, kv, g, k]
+            joined = torch.logaddexp(lse, shares.logsumexp(-1).flatten(1))
             out *= (lse - joined).exp_().unsqueeze(-1)
-            shares = (own_scores - joined.unsqueeze(-1)).exp_()
-            for j, v in enumerate(own[1::2]):
-                _grouped(out, kv).addcmul_(_grouped(shares[..., j : j + 1], kv), v.unsqueeze(2).to(out.dtype))
+            shares = shares.sub_(_grouped(joined, kv).unsqueeze(-1)).exp_().to(own_values.dtype)
+            _grouped(out, kv).add_(shares @ own_values)
             lse = joined
-        ctx.save_for_backward(q, keys, values, out, lse, shares, *own)
+        ctx.save_for_backward(q, keys, values, own_keys, own_values, out, lse, shares)
         return out.flatten(1).to(q.dtype)
 
     @staticmethod
     def backward(ctx, d_out):
-        q, keys, values, out, lse, shares, *own = ctx.saved_tensors
+        q, keys, values, own_keys, own_values, out, lse, shares = ctx.saved_tensors
         asked, kv, scale = ctx.asked, ctx.kv, ctx.scale
         d_out = d_out.unflatten(1, out.shape[1:]).to(out.dtype)  # [R, h, d]
         mean = (d_out * out).sum(-1)  # [R, h]: what the softmax's gradient takes off everywhere
@@ -173,14 +181,14 @@ class _Attend(torch.autograd.Function):
             d_keys[part, keys_of] += d_scores.mT @ laid[part, :, rows].flatten(1, 2)
             d_laid[part, :, rows] = (d_scores @ keys[part, keys_of]).unflatten(1, (laid.shape[1], -1))
         d_q = asked.pick(d_laid).to(out.dtype)
-        d_own, ours = [], _grouped(d_out, kv)
-        for j, (k, v) in enumerate(zip(own[::2], own[1::2], strict=True)):
-            share = shares[..., j : j + 1]  # [R, h, 1]
-            d_score = ((ours * v.unsqueeze(2)).sum(-1).flatten(1) - mean).unsqueeze(-1) * share
-            _grouped(d_q, kv).addcmul_(_grouped(d_score, kv), k.unsqueeze(2).to(d_q.dtype))
-            d_own.append((_grouped(q * d_score, kv).sum(2) * scale).to(k.dtype))
-            d_own.append((ours * _grouped(share, kv)).sum(2).to(v.dtype))
-        return (d_q.mul_(scale).to(q.dtype), d_keys, d_values, None, None, *d_own)
+        d_own_keys = d_own_values = None
+        if own_keys is not None:
+            ours, mine = (_grouped(x, kv).to(own_keys.dtype) for x in (d_out, q))  # [R, kv, g, d]
+            d_own_values = shares.mT @ ours
+            d_shares = (ours @ own_values.mT - _grouped(mean, kv).unsqueeze(-1)).mul_(shares).to(own_keys.dtype)
+            d_own_keys = (d_shares.mT @ mine).mul_(scale)
+            _grouped(d_q, kv).add_(d_shares @ own_keys)
+        return d_q.mul_(scale).to(q.dtype), d_keys, d_values, d_own_keys, d_own_values, None, None
 
 
 def _scores(laid, keys, asked, window, kv):
@@ -201,13 +209,6 @@ def _scores(laid, keys, asked, window, kv):
         shape = (len(limit), kv, laid.shape[1], limit.shape[1], -1)
         scores[..., since - tile.keys.start :].view(shape).masked_fill_(hidden[:, None, None], float("-inf"))
         yield part, tile.rows, tile.keys, scores
-
-
-def _own_scores(q: torch.Tensor, own_keys: Any, scale: float) -> torch.Tensor:
-    """q [R, h, d] times the row's own keys, each [R, kv, d] -> [R, h, k] in float32 or wider."""
-    kv = own_keys[0].shape[1]
-    found = [(_grouped(q, kv) * k.unsqueeze(2)).sum(-1).flatten(1) for k in own_keys]
-    return torch.stack(found, -1).to(_wide(q.dtype)) * scale
 
 
 def _grouped(x: torch.Tensor, kv: int) -> torch.Tensor:

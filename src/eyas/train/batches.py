@@ -106,10 +106,19 @@ def supervised_rows(features: FeatureSet, docs: Sequence[int], steps: int) -> to
     return weights_of_runs(runs, steps)
 
 
-def make_batch(features: FeatureSet, docs: Sequence[int], device: torch.device | str = "cpu") -> Batch:
-    """Pack documents into one Batch on `device`; states stay in the dtype in which they are stored."""
+def make_batch(
+    features: FeatureSet, docs: Sequence[int], device: torch.device | str = "cpu", multiple: int = 1
+) -> Batch:
+    """Pack documents into one Batch on `device`; states stay in the dtype in which they are stored.
+
+    Its length is padded to a multiple of `multiple` with a document of which nothing is supervised.
+    """
     parts = [features.document(doc) for doc in docs]
-    offsets = torch.tensor([0, *(len(part["ids"]) for part in parts)]).cumsum(0)
+    lengths = [len(part["ids"]) for part in parts]
+    if padding := -sum(lengths) % multiple:
+        parts.append({name: x.new_zeros(padding, *x.shape[1:]) for name, x in parts[0].items()})
+        lengths.append(padding)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
     on_cuda = torch.device(device).type == "cuda"
 
     def pack(name: str) -> torch.Tensor:
@@ -124,5 +133,5 @@ def make_batch(features: FeatureSet, docs: Sequence[int], device: torch.device |
         final=pack("final"),
         logsumexp=pack("logsumexp"),
         top1=pack("top1").long(),
-        packing=Packing(offsets.to(device)),
+        packing=Packing(offsets.to(device), multiple),
     )

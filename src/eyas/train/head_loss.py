@@ -1,23 +1,42 @@
-"""The head and the loss of all unrolled steps in one pass, with gradients made on the way: no logits are kept.
+"""The head and the loss of all unrolled steps in one pass, with gradients made on the way: few logits are kept.
 
 Per row: l = S lse(z) - p.z with z = x W^T, S = sum_d p_d <= 1, so that dl/dx = S softmax(z) W - p W. The teacher's part
 does not depend on the step: p W is made once for each position, and the weights' part of it once for all steps, since
 sum_k p^T x_k = p^T sum_k x_k. What is left for each step is the product, one pass for the largest logit and one for
-the exponentials, whose normalisation is a factor of rows.   Exercise it:  pytest tests/test_train_head_loss.py
+the exponentials, whose normalisation is a factor of rows. Nobody needs a gradient before the backward pass, so the
+exponentials of several steps wait for one another: two large products are faster than many small ones.
+    Exercise it:  pytest tests/test_train_head_loss.py
 
 Shapes: P positions where a teacher is read, R rows of a step, D draft vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+# Logits that are worked on at once: on a CPU as many as its core's own cache holds.
+PASS_ON_CPU = 1 << 18
+
+
+@dataclass
+class _Waiting:
+    """Rows whose exponentials wait for the products: x [n, H]; factor [n, 1] of their gradient; scale of the step;
+    taught [n, H]; d_x [n, H] to be filled, or None."""
+
+    x: torch.Tensor
+    factor: torch.Tensor
+    scale: float
+    taught: torch.Tensor
+    d_x: torch.Tensor | None
 
 
 class HeadLoss:
-    """Call `step` for each unrolled step, then add `weight_term` to the loss.
+    """Call `step` for each unrolled step, then add `finish` to the loss, and only then go backward.
 
     head [D, H]: the draft's head (a float32 master, trained or frozen); teacher [P, D]: the target's probabilities of
-    the draft ids, float32, not renormalised; compute: dtype of the products; chunk: rows that are projected at once.
+    the draft ids, float32, not renormalised; compute: dtype of the products; chunk: rows whose exponentials are held.
     """
 
     def __init__(self, head: torch.Tensor, teacher: torch.Tensor, compute: torch.dtype, chunk: int) -> None:
@@ -26,9 +45,13 @@ class HeadLoss:
         self.mass = teacher.sum(-1)  # [P]
         self.teacher = teacher.to(compute)
         self.taught = (self.teacher @ self.weight).to(self.mass.dtype)  # [P, H]: p W
-        self.d_weight = torch.zeros_like(head) if head.requires_grad else None
-        self.read = torch.zeros_like(self.taught) if head.requires_grad else None  # [P, H]: sum_k scale_k x_k
-        self._logits: torch.Tensor | None = None
+        self.d_weight = self.read = None
+        if head.requires_grad:
+            self.d_weight = head.new_zeros(head.shape[::-1])  # [H, D]: so lie the exponentials
+            self.read = torch.zeros_like(self.taught)  # [P, H]: sum_k scale_k x_k
+        self._held = torch.empty(chunk, len(head), dtype=compute, device=head.device)
+        self._waiting: list[_Waiting] = []
+        self._filled = 0
 
     def step(
         self, x: torch.Tensor, at: torch.Tensor, wanted: torch.Tensor, scale: float
@@ -40,83 +63,111 @@ class HeadLoss:
         """
         return _Step.apply(x, self, at, wanted, scale)
 
-    def weight_term(self) -> torch.Tensor:
-        """A zero whose gradient is that of all steps' losses in the head's weights."""
+    def finish(self) -> torch.Tensor:
+        """Make the gradients that still wait. A zero whose gradient is that of all steps' losses in the head."""
+        self._multiply()
         if self.d_weight is None or self.read is None:
             return self.mass.new_zeros(())
-        self._add_products(self.teacher, self.read, -1.0)
+        self._add_products(self.read, self.teacher, -1.0)
         return _Deposit.apply(self.head, self.d_weight)
 
     def forward(self, x, at, wanted, scale, wants_gradient):
-        """Loss, counts and the gradient in x of one step; the weights' gradient is gathered on the way."""
+        """Loss, counts and, when `finish` has been called, the gradient in x of one step."""
         wide = self.mass.dtype
         mass, taught = self.mass[at], self.taught[at]  # [R], [R, H]
         total = -torch.dot(x.to(wide).flatten(), taught.flatten()).double()
-        d_x = torch.empty(x.shape, dtype=wide, device=x.device) if wants_gradient else None
+        d_x = torch.empty_like(x) if wants_gradient else None
         right = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        for start in range(0, len(x), self.chunk):
-            part = slice(start, start + self.chunk)
-            z = self._project(x[part])  # [C, D]
-            best = z.amax(-1, keepdim=True)
-            chosen = z.gather(1, wanted[part].clamp(min=0).unsqueeze(1))
-            right[part] = ((chosen == best).squeeze(1)) & (wanted[part] >= 0)
-            sums = z.sub_(best).exp_().sum(-1, keepdim=True)  # z now holds softmax(z) * sums
-            share = mass[part].unsqueeze(1) / sums
-            total += (mass[part] * (best + sums.log()).squeeze(1)).sum().double()
+        start = 0
+        while start < len(x):
+            size = min(len(x) - start, self.chunk - self._filled)
+            part, start = slice(start, start + size), start + size
+            powers = self._held[self._filled : self._filled + size]  # [n, D]
+            torch.mm(x[part], self.weight.T, out=powers)
+            lse, sums, right[part] = self._exponentials(powers, wanted[part])
+            total += (mass[part] * lse).sum().double()
             if d_x is not None or self.d_weight is not None:
-                powers = z.to(self.weight.dtype)
-                if d_x is not None:
-                    d_x[part] = (powers @ self.weight).to(wide).mul_(share)
-                if self.d_weight is not None:
-                    self._add_products(powers, x[part].to(wide) * share, scale)
+                factor = (mass[part] / sums).unsqueeze(1) * scale
+                self._waiting.append(_Waiting(x[part], factor, scale, taught[part], None if d_x is None else d_x[part]))
+                self._filled += size
+                if self._filled == self.chunk:
+                    self._multiply()
         if self.read is not None:
             self.read.index_add_(0, at, x.to(wide), alpha=scale)
-        if d_x is not None:
-            d_x = d_x.sub_(taught).mul_(scale).to(x.dtype)
         return (total * scale).to(wide), total, right, d_x
 
-    def _project(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T in the wide dtype, in a buffer that every chunk reuses."""
-        if self._logits is None or len(self._logits) < len(x):
-            self._logits = torch.empty(len(x), len(self.weight), dtype=self.mass.dtype, device=x.device)
-        out = self._logits[: len(x)]
-        if x.dtype == out.dtype:
-            return torch.mm(x, self.weight.T, out=out)
-        return out.copy_(x @ self.weight.T)
+    def _exponentials(self, z, wanted):
+        """Logits z [n, D] become exp(z - best) in place: (log-sum-exp [n], sum of them [n], right [n])."""
+        wide = self.mass.dtype
+        lse, sums = (torch.empty(len(z), dtype=wide, device=z.device) for _ in range(2))
+        right = torch.empty(len(z), dtype=torch.bool, device=z.device)
+        rows = max(1, PASS_ON_CPU // z.shape[1]) if z.device.type == "cpu" else len(z)
+        for start in range(0, len(z), rows):
+            part = slice(start, start + rows)
+            powers = z[part].to(wide)
+            best = powers.amax(-1, keepdim=True)
+            chosen = powers.gather(1, wanted[part].clamp(min=0).unsqueeze(1))
+            torch.logical_and((chosen == best).squeeze(1), wanted[part] >= 0, out=right[part])
+            torch.sum(powers.sub_(best).exp_(), -1, out=sums[part])
+            torch.add(best.squeeze(1), sums[part].log(), out=lse[part])
+            if powers.dtype != z.dtype:
+                z[part] = powers
+        return lse, sums, right
+
+    def _multiply(self) -> None:
+        """The gradients of all rows that wait."""
+        if not self._waiting:
+            return
+        powers, waiting, wide = self._held[: self._filled], self._waiting, self.mass.dtype
+        sizes = [len(w.x) for w in waiting]
+        if any(w.d_x is not None for w in waiting):
+            for found, w in zip((powers @ self.weight).split(sizes), waiting, strict=True):
+                if w.d_x is not None:
+                    w.d_x.copy_((found.to(wide) * w.factor).sub_(w.taught, alpha=w.scale))
+        if self.d_weight is not None:
+            self._add_products(torch.cat([w.x.to(wide) * w.factor for w in waiting]), powers, 1.0)
+        self._waiting, self._filled = [], 0
 
     def _add_products(self, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:
-        """d_weight += alpha left^T right: left [n, D] in the products' dtype, right [n, H]."""
+        """d_weight += alpha left^T right: left [n, H], right [n, D] in the products' dtype."""
         assert self.d_weight is not None
-        right = right.to(left.dtype)
-        if self.d_weight.dtype == left.dtype:
-            self.d_weight.addmm_(left.T, right, alpha=alpha)
+        turned = left.to(right.dtype).T.contiguous()
+        if self.d_weight.dtype == right.dtype:
+            self.d_weight.addmm_(turned, right, alpha=alpha)
         else:
-            self.d_weight.add_(left.T @ right, alpha=alpha)
+            self.d_weight.add_(turned @ right, alpha=alpha)
+
+    @property
+    def finished(self) -> bool:
+        """Does no gradient wait any more?"""
+        return not self._waiting
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, head_loss, at, wanted, scale):
-        loss, total, right, d_x = head_loss.forward(x, at, wanted, scale, ctx.needs_input_grad[0])
-        ctx.save_for_backward(d_x)
+        # d_x is filled later, which autograd would take for a change of something that was saved
+        loss, total, right, ctx.d_x = head_loss.forward(x, at, wanted, scale, ctx.needs_input_grad[0])
+        ctx.head_loss = head_loss
         ctx.mark_non_differentiable(total, right)
         return loss, total, right
 
     @staticmethod
     def backward(ctx, upstream, _total, _right):
-        (d_x,) = ctx.saved_tensors
-        return d_x * upstream.to(d_x.dtype), None, None, None, None
+        if not ctx.head_loss.finished:
+            raise RuntimeError("HeadLoss.finish must be called before the backward pass")
+        return ctx.d_x * upstream.to(ctx.d_x.dtype), None, None, None, None
 
 
 class _Deposit(torch.autograd.Function):
-    """Zero, with a gradient that is already known."""
+    """Zero, with a gradient [D, H] that is already known, as its transpose."""
 
     @staticmethod
-    def forward(ctx, weight, gradient):
-        ctx.save_for_backward(gradient)
-        return gradient.new_zeros(())
+    def forward(ctx, weight, turned):
+        ctx.save_for_backward(turned)
+        return turned.new_zeros(())
 
     @staticmethod
     def backward(ctx, upstream):
-        (gradient,) = ctx.saved_tensors
-        return gradient * upstream, None
+        (turned,) = ctx.saved_tensors
+        return turned.T.contiguous().mul_(upstream), None  # faster than the product of a transpose

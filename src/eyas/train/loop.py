@@ -23,7 +23,7 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
-from ..machine import choose_precision, no_denormals, reuse_large_allocations
+from ..machine import choose_precision, no_denormals, reuse_large_allocations, row_multiple
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
@@ -173,7 +173,8 @@ class Run:
         adam: dict[str, Any] = {"betas": s.betas, "weight_decay": s.weight_decay}
         adam["fused"] = self.device.type in ("cpu", "cuda")
         if s.optimizer == "muon":
-            return [Muon(matrices, lr=s.lr, weight_decay=s.weight_decay), torch.optim.AdamW(rest, lr=s.head_lr, **adam)]
+            muon = Muon(matrices, lr=s.lr, weight_decay=s.weight_decay, dtype=self.compute)
+            return [muon, torch.optim.AdamW(rest, lr=s.head_lr, **adam)]
         groups = [{"params": matrices, "lr": s.lr}, {"params": rest, "lr": s.head_lr}]
         return [torch.optim.AdamW(groups, **adam)]
 
@@ -258,7 +259,8 @@ class Run:
         return sums, norm
 
     def _loss(self, docs: list[int], denominators: torch.Tensor) -> tuple[torch.Tensor, StepSums]:
-        batch = make_batch(self.given.features, docs, self.device) if docs else None
+        multiple = row_multiple(self.settings.dtype, self.device.type)
+        batch = make_batch(self.given.features, docs, self.device, multiple) if docs else None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute is torch.bfloat16):
             return self.objective(
                 batch, head_rows=self.head_rows, draft_of=self.draft_of, steps=self.settings.ttt_steps,

@@ -125,41 +125,53 @@ def ttt_loss(
     over micro-batches and ranks. compute: dtype of the head's products (the rest follows autocast). recompute: see
     Unroll.
     """
+    multiple = batch.packing.multiple
     rows = batch.rows(0)
+    count = taught = len(rows)  # further rows, repeated for the sake of round numbers, carry no weight
+    # The teacher of (i, k) sits at i+1+k: make each once, at the positions that some row reads.
+    reads = _padded(rows + 1, multiple, spare=multiple > 1)
+    rows = _padded(rows, multiple)
     unroll = Unroll(draft, batch.packing, rows, recompute)
     dtype = draft.fc.weight.dtype
     following = torch.cat([batch.ids[1:], batch.ids[-1:]])  # x_{i+1}; nobody reads it across a document's end
     embedded = unroll.embed(following)
-    # The teacher of (i, k) sits at i+1+k: make each once, at the positions that some row reads.
-    reads = rows + 1
     place = torch.zeros(len(batch.ids), dtype=torch.int64, device=rows.device)
-    place[reads] = torch.arange(len(reads), device=rows.device)
+    place[reads[:count]] = torch.arange(count, device=rows.device)
     teacher = teacher_probabilities(batch.final[reads], batch.logsumexp[reads], head_rows, logits_of)
+    teacher[count:] = 0
     head = HeadLoss(draft.lm_head.weight, teacher, compute, chunk)
     del teacher
     wanted = draft_of[batch.top1.clamp(min=0)]  # [N] draft id of the target's choice after each token, -1 outside
     h = unroll.start(embedded, batch.aux.to(dtype))
     loss = torch.zeros((), device=h.device)
     counted = []  # per step: loss, rows, right, chain; fetched at the end, so that a device never waits in between
-    alive = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    alive = torch.ones(count, dtype=torch.bool, device=rows.device)
     for k in range(steps):
         if k:
-            kept = (batch.run[rows] >= k + 2).nonzero().squeeze(1)
+            kept = (batch.run[rows[:count]] >= k + 2).nonzero().squeeze(1)
             if not len(kept):
                 break
-            rows, alive, h = rows[kept], alive[kept], h.index_select(0, kept)
+            alive, count, kept = alive[kept], len(kept), _padded(kept, multiple)
+            rows, h = rows[kept], h.index_select(0, kept)
             unroll.keep(kept)
             h = unroll.step(embedded.index_select(0, rows + k), draft.feedback(h))
         scale = decay**k / float(denominators[k])
-        at = rows + 1 + k
-        part, raw, right = head.step(draft.head_input(h).to(compute), place[at], wanted[at], scale)
+        at, choice = place[rows + 1 + k], wanted[rows + 1 + k]
+        at[count:], choice[count:] = taught, -1
+        part, raw, right = head.step(draft.head_input(h).to(compute), at, choice, scale)
         loss = loss + part
-        alive = alive & right
-        counted.append(torch.stack([raw, raw.new_tensor(len(rows)), right.sum().double(), alive.sum().double()]))
+        alive = alive & right[:count]
+        counted.append(torch.stack([raw, raw.new_tensor(count), right.sum().double(), alive.sum().double()]))
     sums = StepSums.zeros(steps)
     for k, values in enumerate(torch.stack(counted).cpu() if counted else ()):  # [steps reached, 4]
         sums.loss[k], sums.rows[k], sums.right[k], sums.chain[k] = values
-    return loss + head.weight_term(), sums
+    return loss + head.finish(), sums
+
+
+def _padded(indices: torch.Tensor, multiple: int, spare: int = 0) -> torch.Tensor:
+    """At least `spare` more indices, all the last one, so that their number is a multiple. int64 [n] -> [n']"""
+    more = spare + -(len(indices) + spare) % multiple
+    return torch.cat([indices, indices[-1:].expand(more)]) if more else indices
 
 
 class Objective(nn.Module):

@@ -50,7 +50,7 @@ class TrainSettings(BaseModel):
     contexts whose activations do not fit."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole draft, or (FSDP2) weights, gradients and optimizer in shards."""
-    head_chunk: int = Field(default=512, ge=1)
+    head_chunk: int = Field(default=2048, ge=1)
     """Rows that are projected onto the draft vocabulary at once."""
 
     start: Literal["regression", "target", "random"] = "regression"
