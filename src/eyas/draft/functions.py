@@ -48,7 +48,7 @@ class _RMSNorm(torch.autograd.Function):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+        return (wide * scale).to(x.dtype).mul_(weight.to(x.dtype))
 
     @staticmethod
     def backward(ctx, upstream):
@@ -58,6 +58,8 @@ class _RMSNorm(torch.autograd.Function):
         per_weight = upstream * unit  # [..., n]
         if ctx.needs_input_grad[1]:
             d_weight = per_weight.flatten(0, -2).sum(0).to(weight.dtype)
+        if not ctx.needs_input_grad[0]:  # taps and embeddings have no gradient
+            return None, d_weight, None
         mean = (per_weight @ weight.to(per_weight.dtype)).unsqueeze(-1) / x.shape[-1]
         d_x = (upstream * weight).to(scale.dtype).addcmul_(unit, mean.to(scale.dtype), value=-1).mul_(scale)
         return d_x.to(x.dtype), d_weight, None
