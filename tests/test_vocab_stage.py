@@ -208,3 +208,21 @@ def test_ids_out_of_range_are_refused_with_their_shard(counted: int, monkeypatch
         count_supervised(_Features(([2**31 - 1], [1]), good))
     # What is not supervised is not counted, whatever it is; any mask but 0 supervises.
     assert count_supervised(_Features(good, ([3, 2, -7, 200], [1, 2, 0, 0]))).tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_answers_of_conversations_are_counted_before_any_extraction(tiny_target: Path, tmp_path: Path):
+    rows = [{"prompt_token_ids": [1, 2], "response_token_ids": [40, 40, 41]},
+            {"prompt_token_ids": [40, 2], "response_token_ids": [200, 40]}, {"nothing": 1}]  # fmt: skip
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target)
+    assert VocabMap.load(tmp_path / "vocab").counts[[2, 40, 41, 200]].tolist() == [0, 3, 1, 1]
+    assert (report.supervised_tokens, report.observed) == (5, 3)
+    assert make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
+    talks.write_text(json.dumps(rows[1]) + "\n")
+    assert not make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
+    with pytest.raises(BadInput, match="talks.jsonl.*--target"):
+        make_vocab(talks, tmp_path / "vocab", 4)
+    asked = ["--size", "4", "--target", str(tiny_target), "--out", str(tmp_path / "other"), "--json"]
+    told = CliRunner().invoke(command, [str(talks), *asked], catch_exceptions=False)
+    assert json.loads(told.stdout)["supervised_tokens"] == 2

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import click
 
-HELP = """Choose the draft vocabulary: features to a vocabulary map.
+HELP = """Choose the draft vocabulary: features or conversations to a vocabulary map.
 
-SOURCE is a folder of features, whose supervised tokens are counted, or a vocabulary map, which keeps its counts and is
-cut to another size. The most frequent ids are taken, and always those of --always-id and --always-token, and, with
---target, its special and end-of-turn tokens. Where fewer than SIZE ids were observed, the lowest not yet in fill up.
+SOURCE is a folder of features, whose supervised tokens are counted; a file of conversations, whose answers are counted
+(needs --target); or a vocabulary map, which keeps its counts and is cut to another size. The most frequent ids are
+taken, and always those of --always-id and --always-token, and, with --target, its special and end-of-turn tokens. Where
+fewer than SIZE ids were observed, the lowest not yet in fill up.
 
 \b
 Examples:
   eyas vocab runs/demo/features --size 8192 --target smollm2 --out runs/demo/vocab
   eyas vocab runs/demo/features --size 8192 --held-out runs/demo/heldout --out runs/demo/vocab --json
   eyas vocab runs/demo/vocab --size 4096 --out smaller
+  eyas vocab conversations.jsonl --size 8192 --target smollm2 --out vocab
 """
 
 
@@ -29,7 +31,8 @@ Examples:
 @click.option("--size", required=True, type=click.IntRange(min=1), help="Ids in the draft vocabulary (D).")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @click.option(
-    "--target", help="Folder, .gguf file, hub id or 'smollm2': its special and end-of-turn ids are always in."
+    "--target",
+    help="Folder, .gguf file, hub id or 'smollm2': its special and end-of-turn ids are always in.",
 )
 @click.option("--always-id", "always_ids", multiple=True, type=int, metavar="ID", help="An id always in; repeatable.")
 @click.option(
@@ -57,7 +60,7 @@ def command(
         raise click.UsageError("--always-token needs --target, whose tokenizer knows the ids of a text")
     from eyas.features.count import make_vocab
 
-    always = set(always_ids)
+    always, folder = set(always_ids), None
     if target is not None:
         from eyas.target.source import resolve_target
         from eyas.target.tokens import special_ids, token_ids
@@ -66,7 +69,7 @@ def command(
         always.update(special_ids(folder))
         for text in always_tokens:
             always.update(token_ids(folder, text))
-    report = make_vocab(source, out, size, always=always, held_out=held_out)
+    report = make_vocab(source, out, size, always=always, held_out=held_out, target_dir=folder)
     if as_json:
         click.echo(json.dumps(report.to_dict()))
         return

@@ -121,8 +121,8 @@ class Unroll:
             normed = layer.hidden_norm(x)
             flat_q, *flat = self._project(layer, normed, embedded, None)
             q = layer.self_attn.queries(flat_q, cos, sin)
-            k, v = layer.self_attn.keys(flat, cos, sin)
-            grown.append([*own[index], (k.to(v.dtype), v)])
+            key, value = layer.self_attn.keys(flat, cos, sin)
+            grown.append([*own[index], (key.to(value.dtype), value)])
             out = self._attend(q, self._first[index], grown[-1], asked)
             x = layer.finish(layer.residual(x, normed), out)
         return x, grown

@@ -2,6 +2,7 @@
 
     eyas vocab runs/demo/features --size 8192 --held-out runs/demo/heldout --out runs/demo/vocab
     eyas vocab runs/demo/vocab --size 4096 --out smaller        # re-cut from the counts kept in the map
+    eyas vocab conversations.jsonl --size 8192 --target smollm2 --out vocab        # answers, before any extraction
 
 Exercise it:  pytest tests/test_vocab_stage.py
 """
@@ -16,9 +17,12 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import is_current, read_manifest, sha256_json, write_manifest
+from eyas.artifacts import is_current, read_manifest, sha256_file, sha256_json, write_manifest
 from eyas.errors import BadInput, Mismatch
+from eyas.features.conversations import encode_all, load_tokenizer
+from eyas.features.extract import feature_meta
 from eyas.features.reader import FeatureSet
+from eyas.target.facts import read_facts
 from eyas.vocab import FILE, SCHEMA, VocabMap
 
 STAGE = "vocab"
@@ -56,18 +60,21 @@ def make_vocab(
     *,
     always: Iterable[int] = (),
     held_out: str | Path | None = None,
+    target_dir: str | Path | None = None,
 ) -> VocabReport:
     """Cut a map of `size` ids from `source` and write vocab.safetensors and a manifest into the folder `out`.
 
-    source: a folder of features, or a vocabulary map that keeps its counts (a file or its folder). held_out: a folder
-    of features for a second coverage. A finished, unchanged `out` is left as it is. Raises BadInput for a size that
-    does not fit, Mismatch when held-out features belong to another target.
+    source: a folder of features, a file of conversations (whose answers are counted, with target_dir's tokenizer), or a
+    vocabulary map that keeps its counts (a file or its folder). held_out: a folder of features for a second coverage. A
+    finished, unchanged `out` is left as it is. Raises BadInput for a size that does not fit and for conversations
+    without a target, Mismatch when held-out features belong to another target.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
     wanted = sorted({int(i) for i in always})
-    features = None if _is_map(source) else FeatureSet.open(source)
-    inputs = {"source": _digest(source)}
+    talks = source.is_file() and source.suffix != Path(FILE).suffix
+    features = None if talks or _is_map(source) else FeatureSet.open(source)
+    inputs = _conversation_inputs(source, target_dir) if talks else {"source": _digest(source)}
     held = None if held_out is None else FeatureSet.open(held_out)
     if held is not None:
         inputs["held_out"] = _digest(Path(str(held_out)))
@@ -79,8 +86,8 @@ def make_vocab(
         told = {**read_manifest(out)["counts"], "out": str(out), "digest": done.digest(), "skipped": True}
         return VocabReport(**told)
 
-    if features is not None:
-        counts = count_supervised(features)  # int64 [V]
+    if features is not None or talks:
+        counts = count_supervised(features) if features is not None else _count_answers(source, target_dir)  # int64 [V]
         made = VocabMap.from_counts(counts, size, wanted)
     else:
         made = VocabMap.load(source).recut(size, wanted)
@@ -157,11 +164,33 @@ def count_supervised(features: Any) -> torch.Tensor:
     return counts
 
 
+def _conversation_inputs(source: Path, target_dir: str | Path | None) -> dict[str, str]:
+    """What the counts of a file of conversations depend on."""
+    if target_dir is None:
+        raise BadInput(f"{source}: conversations are counted as their target's tokens; name it with --target")
+    meta = feature_meta(Path(target_dir), read_facts(target_dir))
+    return {"source": sha256_file(source), "tokenizer": meta.tokenizer, "template": meta.template}
+
+
+def _count_answers(source: Path, target_dir: Any) -> torch.Tensor:
+    """How often each id is in the answers of a file of conversations, int64 [V]: in all that `extract` could use."""
+    facts = read_facts(target_dir)
+    collection = encode_all(
+        source, load_tokenizer(target_dir), skip_bad=True, vocab_size=facts.vocab_size, eos_ids=facts.eos_ids,
+        max_length=facts.max_position or None,
+    )  # fmt: skip
+    ids = torch.cat([document.ids[document.mask.bool()] for document in collection.documents])
+    return torch.bincount(ids, minlength=facts.vocab_size)
+
+
 def _is_map(source: Path) -> bool:
     if source.is_dir():
         return (source / FILE).is_file()
     if not source.is_file():
-        raise BadInput(f"{source} is missing; expected a folder of features (`eyas extract`) or a vocabulary map")
+        raise BadInput(
+            f"{source} is missing; expected a folder of features (`eyas extract`), a file of conversations or a "
+            f"vocabulary map"
+        )
     return True
 
 
