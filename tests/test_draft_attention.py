@@ -46,8 +46,11 @@ def blocked(packing, rows, window, q, k, v, *own):
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("own", [0, 1, 3])
 @pytest.mark.parametrize("multiple", [1, 4])
-def test_output_and_gradients_equal_one_dense_softmax(monkeypatch, tile, window, own, multiple):
+@pytest.mark.parametrize("fused", [True, False])
+def test_output_and_gradients_equal_one_dense_softmax(monkeypatch, tile, window, own, multiple, fused):
     monkeypatch.setattr(attention, "TILE_ON_CPU", tile)
+    if not fused:  # as on other devices
+        monkeypatch.setattr(attention, "FUSED", None)
     packing = Packing(torch.tensor([0, 7, 8, 14, 17]), multiple)
     rows = torch.tensor([1, 2, 5, 7, 8, 9, 10, 13])  # of the last document none is asked
     given_ = inputs([7, 1, 6, 3], rows, own)

@@ -221,7 +221,7 @@ def test_answers_of_conversations_are_counted_before_any_extraction(tiny_target:
     assert make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
     talks.write_text(json.dumps(rows[1]) + "\n")
     assert not make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
-    with pytest.raises(BadInput, match="talks.jsonl.*--target"):
+    with pytest.raises(BadInput, match=r"talks\.jsonl.*--target"):
         make_vocab(talks, tmp_path / "vocab", 4)
     asked = ["--size", "4", "--target", str(tiny_target), "--out", str(tmp_path / "other"), "--json"]
     told = CliRunner().invoke(command, [str(talks), *asked], catch_exceptions=False)

@@ -19,6 +19,8 @@ import torch
 # (scores, rows) of one tile: as many as stay in a core's own cache, or keep another device busy. Few rows waste little
 # on keys that their first row does not see.
 TILE_ON_CPU, TILE_ELSEWHERE = (1 << 18, 64), (1 << 27, 512)
+# Three times as fast as single operations; its backward pass is not, so that is made here.
+FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -135,18 +137,18 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q, keys, values, own_keys, own_values, asked, window):
         kv = keys.shape[0] // len(asked.grid)
         ctx.asked, ctx.window, ctx.kv, ctx.scale = asked, window, kv, q.shape[-1] ** -0.5
-        laid = asked.lay(q, kv).mul_(ctx.scale).to(values.dtype)
-        out = torch.zeros(laid.shape, dtype=values.dtype, device=q.device)
-        lse = q.new_full(laid.shape[:3], float("-inf"), dtype=_wide(q.dtype))
-        for part, rows, keys_of, scores in _scores(laid, keys, asked, window, kv):
-            best = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
-            total = scores.sub_(best).exp_().sum(-1, keepdim=True)
-            total.clamp_(min=torch.finfo(total.dtype).tiny)  # a window may leave a row none of these keys
-            found = scores.to(values.dtype) @ values[part, keys_of]
-            shape = (found.shape[0], laid.shape[1], -1)
-            out[part, :, rows] = (found / total.to(found.dtype)).unflatten(1, shape[1:])
-            lse[part, :, rows] = (best + total.log()).view(shape)
-        out, lse = asked.pick(out).to(lse.dtype), asked.pick(lse)  # [R, h, d], [R, h]
+        laid = asked.lay(q, kv).mul_(ctx.scale).to(values.dtype)  # [B * kv, g, most, d]
+        heads = laid.unflatten(0, (-1, kv)).flatten(1, 2)  # [B, h, most, d]
+        out = torch.zeros(heads.shape, dtype=values.dtype, device=q.device)
+        lse = q.new_full(heads.shape[:3], float("-inf"), dtype=_wide(q.dtype))
+        for tile in asked.tiles(heads.shape[1], None if window is None else window[0]):
+            docs, rows, here = tile.documents, tile.rows, tile.keys
+            k, v = (x.unflatten(0, (-1, kv))[docs, :, here] for x in (keys, values))  # [documents, kv, keys, d]
+            hidden = _hidden(asked, tile, here.start, window)
+            out[docs, :, rows], lse[docs, :, rows] = _look(heads[docs, :, rows], k, v, hidden)
+            if window is not None:  # its own keys may be all that a row sees
+                lse[docs, :, rows].masked_fill_(hidden.all(-1)[:, None], float("-inf"))
+        out, lse = (asked.pick(x.view(laid.shape[:3] + x.shape[3:])).to(lse.dtype) for x in (out, lse))  # [R, h, ...]
         shares = None
         if own_keys is not None:
             shares = (_grouped(q, kv).to(own_keys.dtype) @ own_keys.mT).to(lse.dtype).mul_(ctx.scale)  # [R, kv, g, k]
@@ -191,24 +193,47 @@ class _Attend(torch.autograd.Function):
         return d_q.mul_(scale).to(q.dtype), d_keys, d_values, d_own_keys, d_own_values, None, None
 
 
+def _look(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one tile: (output [n, h, rows, d], log-sum-exp [n, h, rows]) of n documents.
+
+    q [n, h, rows, d], scaled; keys, values [n, kv, keys, d]; hidden bool [n, rows, keys]. A row that sees no key has
+    output 0, and any log-sum-exp.
+    """
+    bias = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf")).unsqueeze(1)
+    if q.device.type == "cpu" and FUSED is not None:  # elsewhere the fused ones take no such bias, or tell no sums
+        return FUSED(q, keys, values, attn_mask=bias, scale=1.0)
+    grouped = q.unflatten(1, (keys.shape[1], -1)).flatten(2, 3)  # [n, kv, g * rows, d]
+    scores = (grouped @ keys.mT).to(_wide(q.dtype)).unflatten(2, (-1, q.shape[2])) + bias.unsqueeze(1)
+    lse = scores.logsumexp(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
+    weights = scores.sub_(lse).exp_().to(values.dtype).flatten(2, 3)
+    return (weights @ values).unflatten(2, (-1, q.shape[2])).flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
+
+
 def _scores(laid, keys, asked, window, kv):
     """Tile by tile: (documents' part of the first axis, rows, keys, masked scores [part, g * rows, keys])."""
-    width, steps = (None, 0) if window is None else window
-    places = torch.arange(keys.shape[1], device=keys.device)
-    for tile in asked.tiles(kv * laid.shape[1], width):
+    for tile in asked.tiles(kv * laid.shape[1], None if window is None else window[0]):
         part = slice(tile.documents.start * kv, tile.documents.stop * kv)
         scores = laid[part, :, tile.rows].flatten(1, 2) @ keys[part, tile.keys].mT
         scores = scores.to(_wide(scores.dtype))
-        limit = asked.limit[tile.documents, tile.rows, None]  # [documents, rows, 1]
         # Keys before `common` are seen by all rows of the tile, unless a window takes them away.
-        since = tile.keys.start if width is not None else min(tile.common, tile.keys.stop)
-        here = places[since : tile.keys.stop]
-        hidden = here > limit
-        if width is not None:
-            hidden |= here <= limit + steps - width
-        shape = (len(limit), kv, laid.shape[1], limit.shape[1], -1)
+        since = tile.keys.start if window is not None else min(tile.common, tile.keys.stop)
+        hidden = _hidden(asked, tile, since, window)  # [documents, rows, keys from there on]
+        shape = (len(hidden), kv, laid.shape[1], hidden.shape[1], -1)
         scores[..., since - tile.keys.start :].view(shape).masked_fill_(hidden[:, None, None], float("-inf"))
         yield part, tile.rows, tile.keys, scores
+
+
+def _hidden(asked, tile, since, window):
+    """Which of the tile's keys from `since` on its rows do not see: bool [documents, rows, keys]."""
+    limit = asked.limit[tile.documents, tile.rows, None]
+    places = torch.arange(since, tile.keys.stop, device=limit.device)
+    hidden = places > limit
+    if window is not None:
+        width, steps = window
+        hidden |= places <= limit + steps - width
+    return hidden
 
 
 def _grouped(x: torch.Tensor, kv: int) -> torch.Tensor:

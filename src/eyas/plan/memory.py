@@ -56,7 +56,8 @@ def training_memory(
     learnt, inside = trained(shape, settings), sum(m * n for m, n in matrices(shape))
     micro = max(min(settings.micro_tokens, settings.batch_tokens), longest)
     z = {**sizes(shape), "s": supervised, "K": settings.ttt_steps, "B": micro, "V": shape.vocab_size,
-         "c": min(settings.head_chunk, max(1.0, supervised * micro))}  # fmt: skip
+         "c": min(settings.head_chunk, max(1.0, supervised * micro * settings.ttt_steps)),
+         "b": 2 if settings.dtype == "bfloat16" else 4}  # fmt: skip
     shared = not settings.train_head and settings.start != "random" and not settings.init_from
     if settings.optimizer == "muon":
         optimizer = line("optimizer", "B", "4*P_inside + 8*(P_trained - P_inside)", P_inside=inside, P_trained=learnt)
@@ -70,7 +71,7 @@ def training_memory(
     forward = [
         line("batch and step 0", "B", "B*(2*(T*H + H) + 4*(2*T*H + 4*H + q + 6*kv))", **pick(z, "B T H q kv")),
         line("K steps of the layer", "B", "4*s*B*K*N*(8*H + 3*q + 3*kv + 3*I)", **pick(z, "s B K N H q kv I")),
-        line("teacher and logits", "B", "4*(s*B*(D + 3*H) + c*D)", **pick(z, "s B c D H")),
+        line("teacher and logits", "B", "4*s*B*(D + 3*H) + b*c*D", **pick(z, "s B b c D H")),
     ]
     # The two halves of their gradient, and a joined copy of the weights where they are small (draft/unroll.py).
     copies = 2 if 2 * z["H"] * (z["q"] + 2 * z["kv"]) <= JOINED else 1
