@@ -51,7 +51,7 @@ class TrainSettings(BaseModel):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole draft, or (FSDP2) weights, gradients and optimizer in shards."""
     head_chunk: int = Field(default=2048, ge=1)
-    """Rows that are projected onto the draft vocabulary at once."""
+    """Rows whose exponentials over the draft vocabulary are held, until they are multiplied for the gradients."""
 
     start: Literal["regression", "target", "random"] = "regression"
     """Initial weights: head and norm from the target, `fc` and a few heads by regression on the features, so that the
