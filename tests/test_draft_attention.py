@@ -65,6 +65,14 @@ def test_output_and_gradients_equal_one_dense_softmax(monkeypatch, tile, window,
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=lambda m, n=n: f"tensor {n}: {m}")
 
 
+def test_sizes_recur():
+    """Padded ones are multiples, at most a sixteenth larger or less than one multiple, and few."""
+    assert [attention.recurring(n, 1) for n in (1, 77, 5000)] == [1, 77, 5000]
+    sizes = {n: attention.recurring(n, 32) for n in range(1, 1 << 16)}
+    assert all(size >= n and size % 32 == 0 and size - n < max(32, n / 16 + 1) for n, size in sizes.items())
+    assert len(set(sizes.values())) < 32 + 16 * 7
+
+
 def test_gradcheck():
     packing, rows = Packing(torch.tensor([0, 5, 12])), torch.tensor([1, 2, 3, 6, 11])
     leaves = [x.requires_grad_() for x in inputs([5, 7], rows, 2)]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.draft.attention import round_up
+from eyas.machine import round_up
 from eyas.train.batches import make_batch, plan_epoch, plan_steps, steps_in
 from training import Material, material
 

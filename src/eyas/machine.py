@@ -66,6 +66,11 @@ def native_bfloat16(device: str = "cpu") -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `size`."""
+    return -(-size // multiple) * multiple
+
+
 def row_multiple(dtype: str, device: str = "cpu") -> int:
     """To which multiple numbers of rows are best padded. `dtype` is that of the products.
 

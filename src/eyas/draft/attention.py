@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..machine import round_up
+
 # (scores, rows) of one tile: as many as stay in a core's own cache, or keep another device busy. Few rows waste little
 # on keys that their first row does not see.
 TILE_ON_CPU, TILE_ELSEWHERE = (1 << 18, 64), (1 << 27, 512)
@@ -23,9 +25,9 @@ TILE_ON_CPU, TILE_ELSEWHERE = (1 << 18, 64), (1 << 27, 512)
 FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def round_up(size: int, multiple: int) -> int:
-    """The least multiple that is not below `size`."""
-    return -(-size // multiple) * multiple
+def recurring(size: int, multiple: int) -> int:
+    """A size not below `size` that recurs: a multiple, and of large sizes at most sixteen between powers of two."""
+    return size if multiple == 1 else round_up(size, max(multiple, 1 << size.bit_length() >> 5))
 
 
 class Packing:
@@ -39,7 +41,7 @@ class Packing:
         self.offsets, self.multiple = offsets, multiple
         self.document = torch.repeat_interleave(lengths)  # [N] document of a token
         self.position = torch.arange(total, device=offsets.device) - offsets[self.document]  # [N] place in its document
-        places = torch.arange(round_up(int(lengths.max()), multiple), device=offsets.device)
+        places = torch.arange(recurring(int(lengths.max()), multiple), device=offsets.device)
         self.grid = (offsets[:-1, None] + places).clamp_(max=total - 1)  # [B, longest]; past an end: any token
 
     def lay(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +63,7 @@ class AskedRows:
     """The rows whose outputs are wanted, laid out per document: `grid` [B, most rows] -> row, `slot` [R] -> place."""
 
     def __init__(self, packing: Packing, rows: torch.Tensor) -> None:
-        self.rows, self.multiple = rows, packing.multiple  # int64 [R], ascending, indices into the packed sequence
+        self.rows, self.packing = rows, packing  # int64 [R], ascending, indices into the packed sequence
         document = packing.document[rows]
         counts = torch.bincount(document, minlength=len(packing.offsets) - 1)
         starts = counts.cumsum(0) - counts
@@ -108,8 +110,10 @@ class AskedRows:
                     reach, common, b = wider, min(common, low[b]), b + 1
                 if reach >= 0:
                     least = 0 if window is None else max(0, common + 1 - window)
-                    m = self.multiple
-                    yield Tile(slice(begin, b), rows, slice(least // m * m, round_up(reach + 1, m)), common + 1)
+                    m, longest = self.packing.multiple, self.packing.grid.shape[1]
+                    yield Tile(
+                        slice(begin, b), rows, slice(least // m * m, min(longest, recurring(reach + 1, m))), common + 1
+                    )
 
 
 def attend(

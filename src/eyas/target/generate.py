@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 from eyas.errors import BadInput
-from eyas.machine import reuse_large_allocations
+from eyas.machine import reuse_large_allocations, round_up
 from eyas.repetition import RunningPeriods
 from eyas.target.plain import PlainGenerator
 from eyas.target.record import Recorder, Tape
 from eyas.target.requests import Generated, Request
 from eyas.target.sampling import pick, uniform
-from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, round_up, slot_attention
+from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, slot_attention
 
 LONG = 64  # prompt tokens from which a pass of its own is cheaper than riding along
 HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and logits together stay in a core's cache

@@ -28,13 +28,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from eyas.machine import round_up
+
 COLUMNS = 32
 ROWS = 16
 NAME = "eyas_slots"
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 class SlotGroup:
