@@ -81,8 +81,10 @@ def _described(command: click.Command, parent: click.Context, name: str, level: 
     context = click.Context(command, parent=parent, info_name=name)
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     out = [f"{'#' * level} {context.command_path}", "", f"    {usage}", "", *_help(command.help or "")]
-    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
-    out += ["| option | |", "|---|---|", *(f"| `{words}` | {_cell(text)} |" for words, text in records), ""]
+    params = [param for param in command.get_params(context) if param.name != "help"]
+    records = [record for param in params if (record := param.get_help_record(context))]
+    if records:
+        out += ["| option | |", "|---|---|", *(f"| `{words}` | {_cell(text)} |" for words, text in records), ""]
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             found = command.get_command(context, inner)
