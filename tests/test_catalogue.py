@@ -13,6 +13,8 @@ import click
 import pytest
 
 from eyas.cli import cli
+from eyas.doctor.groups import group
+from eyas.repair import remedies_measured, remedies_static
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = ROOT / "docs/catalogue"
@@ -68,6 +70,13 @@ def test_every_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPa
         given = shlex.split(words)[1:]
         known = {name for p in verb(given[0]).params for name in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
         assert [w for w in given if w.startswith("-") and w != "--" and w not in known] == [], words
+
+
+def test_a_page_shows_a_repair_exactly_where_there_is_one():
+    measured = {group(name).id for name in (*remedies_measured.REMEDIES, "name of fc", "tensor fc")}
+    mended = measured | set(remedies_static.REMEDIES)
+    shown = {page.stem for page in PAGES if f"--finding {page.stem} " in page.read_text()}
+    assert shown == mended
 
 
 @pytest.mark.parametrize(
