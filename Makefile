@@ -3,6 +3,7 @@
 #   make test    the test suite
 # Each makes .venv and installs what it needs first; the second time that is instant.
 #   make check   lint and types
+#   make docs    the documentation as a site (build/site)
 #   make performance   a training step beside SpecForge's and speculators', and the stages before it   (docs/performance.md)
 
 SHELL := /bin/bash
@@ -13,11 +14,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-loaders test-engines check performance install clean
+.PHONY: help demo test test-loaders test-engines check performance docs install clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
 
 install: $(STAMP)
 
@@ -66,9 +67,22 @@ performance: $(STAMP)
 	        $(if $(CONVERSATIONS),extract --conversations $(CONVERSATIONS)) --json $(MEASURED)/data_stages.json; fi
 	$(BIN)/python benchmarks/performance.py --train $(MEASURED)/train_step.json --stages $(MEASURED)/data_stages.json
 
+# The site has an environment of its own, with nothing of Eyas in it but what the command line imports.
+DOCS := .venv-docs
+DOCS_STAMP := $(DOCS)/.installed
+
+$(DOCS_STAMP): requirements-docs.txt
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install -q -r requirements-docs.txt
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 check: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 clean:

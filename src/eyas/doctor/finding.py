@@ -21,7 +21,7 @@ ORDER = {severity: place for place, severity in enumerate(Severity)}
 
 @dataclass(frozen=True)
 class Finding:
-    """`id` is stable and documented (docs/checks.md); sentences stand without the others."""
+    """`id` is stable and documented (docs/catalogue); sentences stand without the others."""
 
     id: str
     severity: Severity
