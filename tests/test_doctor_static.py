@@ -156,6 +156,8 @@ FAULTS: list[tuple[str, Callable[[Tensors, Config], None]]] = [
     ("EY-D2T-MISSING", tensor("d2t", lambda t: None, "t2d")),
     ("EY-D2T-SIZE", tensor("d2t", lambda t: t["d2t"][:-3])),
     ("EY-D2T-DTYPE", tensor("d2t", lambda t: t["d2t"].float())),
+    ("EY-D2T-DTYPE", tensor("d2t", lambda t: t["d2t"].bfloat16(), "t2d")),
+    ("EY-D2T-DTYPE", tensor("d2t", lambda t: t["d2t"].half())),
     ("EY-D2T-RANGE", tensor("d2t", lambda t: t["d2t"] + 250)),
     ("EY-D2T-RANGE", tensor("d2t", lambda t: t["d2t"] - 250, "t2d")),
     ("EY-D2T-DUPLICATE", tensor("d2t", lambda t: t["d2t"].index_fill(0, torch.tensor([4]), int(t["d2t"][3]) - 1))),

@@ -130,6 +130,50 @@ def test_settings_that_a_given_draft_contradicts_are_refused(m, tmp_path):
     run(m, tmp_path / "run", init_from=str(source), intermediate_size=16, steps=1)  # the same map and width again
 
 
+@pytest.mark.parametrize(
+    "change", [{"norm_output": True}, {"norm_before_residual": True}, {"rope_step": 0, "hidden_act": "relu"}]
+)
+def test_a_given_draft_can_go_over_to_other_conventions(m, tmp_path, change):
+    """Its first step is what its weights are worth under them, as if the file had said so all along; it ends so."""
+    losses = []
+    for name, told, asked in (("asked", {}, change), ("told", change, {})):
+        source, out = given(m, tmp_path / name, **told), tmp_path / f"run-{name}"
+        run(m, out, init_from=str(source), vocab_map=None, intermediate_size=None, steps=1, change=asked)
+        losses.append(records(out)[0]["loss"])
+        _, _, c = load_draft(out / "draft", m.target)
+        assert {key: getattr(c, key) for key in change} == change
+    run(
+        m,
+        tmp_path / "as-it-is",
+        init_from=str(source.with_name("asked")),
+        vocab_map=None,
+        intermediate_size=None,
+        steps=1,
+    )
+    assert losses[0] == losses[1] != records(tmp_path / "as-it-is")[0]["loss"]
+
+
+def test_a_draft_without_the_norm_before_its_head_can_be_trained_with_it(m, tmp_path):
+    source = given(m, tmp_path / "draft", norm_before_head=False)
+    run(m, tmp_path / "run", init_from=str(source), vocab_map=None, intermediate_size=None, steps=1,
+        change={"norm_before_head": True})  # fmt: skip
+    assert load_draft(tmp_path / "run" / "draft", m.target)[2].norm_before_head
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"fc_norm": True}, "change.fc_norm: .* train a new one without --init-from"),
+     ({"norm_output": "yes"}, "change.norm_output = 'yes': .* has False"), ({"sliding_window": 1.5}, "has None"),
+     ({"hidden_act": "tanhish"}, "'tanhish'")],
+)  # fmt: skip
+def test_a_change_that_needs_other_weights_or_makes_no_sense_is_refused(m, tmp_path, change, told):
+    source = given(m, tmp_path / "draft")
+    with pytest.raises(BadInput, match=told):
+        run(m, tmp_path / "run", init_from=str(source), vocab_map=None, intermediate_size=None, change=change)
+    with pytest.raises(ValueError, match="goes with init_from"):
+        TrainSettings(change=change)
+
+
 # ---------------------------------------------------------------- artifacts that do not belong together
 
 

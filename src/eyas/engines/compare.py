@@ -16,7 +16,7 @@ from ..draft.dialects import Reading
 from ..draft.dialects.canonical import LENGTH_FREE_ROPE
 from .reading import ZEROS, EngineReading
 
-FINE_TUNE = "choose another engine, or fine-tune under its convention (eyas train --init-from)"
+FINE_TUNE = "choose another engine, or fine-tune under its convention (eyas train --init-from, --set change.…)"
 EXPORT = "export it for this engine (eyas export --to)"
 # What the trainer alone decides, or what only names the target.
 NOT_READ = {"num_target_layers", "final_state", "teacher", "mask_shift", "max_position"}

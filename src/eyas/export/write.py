@@ -180,7 +180,7 @@ def _unspellable(plan: Plan, out: Path) -> list[str]:
     spelling, c, shape = plan.spelling, plan.conventions, plan.reading.shape
     reasons = [
         f"{spelling.name}: it knows no {name} = {getattr(c, name)}; choose another destination, or fine-tune under its "
-        f"convention (eyas train --init-from)"
+        f"convention (eyas train --init-from, --set change.…)"
         for name in spelling.lacks
         if getattr(c, name) != getattr(type(c)(taps=c.taps), name)
     ]

@@ -109,10 +109,12 @@ BY_CONVENTION = {
     "state_shift": "the states were recorded beside the wrong tokens, and the weights have learnt it: extract the "
     "features again and train, or serve with an engine that shifts them likewise",
     "label_shift": f"the head was trained to say another token than the next one, which no file can say: {RETRAIN}",
-    "norm_before_head": f"no checkpoint and no engine can leave out the norm before the head: {RETRAIN}",
+    "norm_before_head": f"no checkpoint and no engine can leave out the norm before the head: {RETRAIN} "
+    "with --set change.norm_before_head=true",
     "rope_step": "it was trained with positions that stand still while it drafts, and every engine advances them: "
-    f"{RETRAIN}",
-    "embedding_scale": "the embedding is the target's, which engines put as it is: " + RETRAIN,
+    f"{RETRAIN} with --set change.rope_step=1",
+    "embedding_scale": f"the embedding is the target's, which engines put as it is: {RETRAIN} "
+    "with --set change.embedding_scale=1",
     "fc_norm": f"the weights of fc_norm are not in the file, and three norms of ones are no guess to keep: {REFERENCE}",
     "head": f"there is no target and no reference to take a head from: give --target, or {REFERENCE}",
     "rope_type": "the numbers of the target's RoPE are needed: give --target",
@@ -149,16 +151,17 @@ BY_BEGINNING = {
     "EY-VOCAB-TARGET": "the draft's map and head are of another vocabulary than this target's: name its own target",
     "EY-TENSOR-SHAPE": f"no sizes fit all of its tensors, so they are of several drafts: {REFERENCE}",
     "EY-READ": "config and tensors contradict each other in a way that no size mends: correct what the message names",
-    "EY-EMBED-": "the draft is of another width than its target and must own its embedding: " + REFERENCE,
+    "EY-EMBED-": "the draft is of another width than its target and must own its embedding, which only the run that "
+    "trained it has",
     "EY-UNDECIDED": "nothing speaks against what is declared: more text, or a longer trained draft, tells more",
     "EY-LAUNCH-": "the files are not at fault but the command that serves them: change its flags",
     "EY-SERVED-": "it was seen in what a server reports, not in the files: replay the draft with --target",
     "EY-FEATURES-": "the recorded features are at fault, not the draft: record them again (eyas extract)",
     "EY-NOT-EVALUATED": "nothing was found because nothing was looked at: supply what is named",
     "EY-AS-READ": "the engine reads no file in which this could be said: choose another engine, or fine-tune under its "
-    "convention (eyas train --init-from)",
+    "convention (eyas train --init-from, --set change.…)",
     "EY-ENGINE": "the engine reads no file in which this could be said: choose another engine, or fine-tune under its "
-    "convention (eyas train --init-from)",
+    "convention (eyas train --init-from, --set change.…)",
     "EY-TAPS-": "the layers that it was trained on are not in the files: give --target so that the likely ones can be "
     "measured, or look them up where it was trained",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
 OF_A_NEW_DRAFT = ("hidden_size", "num_layers", "intermediate_size", "qk_norm", "norm_before_fc", "fc_norm",
                   "norm_output", "norm_before_residual")  # fmt: skip
+# What `train.change` may name: conventions that another draft of the same tensors may have.
+CHANGEABLE = ("embedding_scale", "hidden_act", "norm_before_head", "norm_before_residual", "norm_output", "rope_step",
+              "rope_theta", "sliding_window")  # fmt: skip
 # The objective's reading of these, for drafts that were trained under another; decoding does not depend on them.
 TRAINED_UNDER = {"mask_shift": 2, "teacher": "whole_vocabulary"}
 
@@ -164,7 +167,7 @@ def check_trainable(draft: Draft, name: str) -> None:
 def _given_draft(settings: TrainSettings, target_dir: Path, vocab_map: VocabMap | None) -> tuple[Draft, VocabMap]:
     source = str(settings.init_from)
     draft, own_map, _ = load_draft(source, target_dir, dtype=torch.float32)
-    draft.train()
+    draft = _changed(draft, settings.change, source).train()
     check_trainable(draft, source)
     if vocab_map is not None and vocab_map.digest() != own_map.digest():
         raise Mismatch(
@@ -179,10 +182,32 @@ def _given_draft(settings: TrainSettings, target_dir: Path, vocab_map: VocabMap 
     if differs:
         raise Mismatch(
             f"{source} keeps its shape and conventions, but the settings ask for {'; '.join(differs)}. Leave these "
-            f"settings out, or train a new draft without --init-from."
+            f"settings out; go over to another convention with --set change.NAME=VALUE ({', '.join(CHANGEABLE)}); or "
+            f"train a new draft without --init-from."
         )
     draft.conventions = draft.conventions.with_(Known.DECLARED, **TRAINED_UNDER)
     return draft, own_map
+
+
+def _changed(draft: Draft, change: Mapping[str, Any], name: str) -> Draft:
+    """The same weights under other conventions. Raises BadInput for what cannot be changed so."""
+    if not change:
+        return draft
+    for key, value in change.items():
+        if key not in CHANGEABLE:
+            raise BadInput(
+                f"change.{key}: a draft that goes on can be trained under another {', '.join(CHANGEABLE)}; for another "
+                f"{key} train a new one without --init-from"
+            )
+        has = getattr(draft.conventions, key)
+        kinds = (int, type(None)) if key == "sliding_window" else (float, int) if type(has) is float else (type(has),)
+        if type(value) not in kinds:
+            raise BadInput(f"change.{key} = {value!r}: {name} has {has!r}, another of that kind is needed")
+    other = Draft(draft.shape, draft.conventions.with_(Known.DECLARED, **change))
+    if draft.embed_tokens is not None:
+        other.set_embedding(draft.embed_tokens.weight.detach())
+    other.load_owned(draft.owned_state_dict())
+    return other
 
 
 def _new_draft(

@@ -61,6 +61,9 @@ class TrainSettings(BaseModel):
     begins 0.026 of τ lower."""
     init_from: str | None = None
     """A draft to go on from: its weights, conventions and vocabulary map are kept, and `start` is ignored."""
+    change: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """Conventions that a draft that goes on is trained under from now on, for an engine that knows no others:
+    `change.norm_before_residual=false`. Only such as need no other weights (train/inputs.py, CHANGEABLE)."""
     intermediate_size: int | None = Field(default=None, ge=1)
     """Width of the draft's MLP; the target's when absent."""
     hidden_size: int | None = Field(default=None, ge=2)
@@ -90,4 +93,6 @@ class TrainSettings(BaseModel):
     def _coherent(self) -> TrainSettings:
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other: a draft has one of them")
+        if self.change and not self.init_from:
+            raise ValueError("change says what a given draft goes over to: it goes with init_from")
         return self

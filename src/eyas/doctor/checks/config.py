@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...draft.dialects.numbering import SGLANG_AS_GIVEN
 from ..case import Case
 from ..finding import Finding, Severity
 from .tensors import fc_transposed
@@ -80,7 +81,7 @@ def _taps(case: Case) -> Iterator[Finding]:
             ("vLLM 0.32 gpu_model_runner.py:5251", "sgl-project/sglang#25454"),
         )
     family = case.facts.model_type if case.facts else None
-    if top is not None and top == inner and family not in ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"):
+    if top is not None and top == inner and family not in SGLANG_AS_GIVEN:
         yield Finding(
             "EY-TAPS-SAME-TWICE",
             Severity.WARNING,

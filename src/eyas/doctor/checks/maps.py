@@ -43,11 +43,12 @@ def check(case: Case) -> Iterator[Finding]:
     if d2t is None:
         yield from _missing(size, vocab, marks)
         return
-    if d2t.ndim != 1 or d2t.dtype.kind not in "iu":
+    stored = case.tensors["d2t"].dtype
+    if d2t.ndim != 1 or stored[0] not in "IU":  # floats of 16 bits come as bits
         yield Finding(
             "EY-D2T-DTYPE",
             Severity.ERROR,
-            f"d2t is stored as {case.tensors['d2t'].dtype} {list(d2t.shape)}",
+            f"d2t is stored as {stored} {list(d2t.shape)}",
             "Engines index with it: a list of whole numbers is needed",
             "Store the offsets as int64",
         )
