@@ -54,13 +54,14 @@ test-engines: $(STAMP)
 # PEERS holds specforge_step.py and speculators_step.py, CONVERSATIONS answers of the target with their token ids.
 DTYPE ?= bfloat16 float32
 THREADS ?= 1 2
+ROUNDS ?= 3
 PEERS ?= ../shared/bench
 CONVERSATIONS ?= $(wildcard ../shared/data/smollm2_conversations.jsonl)
 MEASURED := runs/performance
 
 performance: $(STAMP)
 	@mkdir -p $(MEASURED)
-	$(BIN)/python benchmarks/train_step.py --dtype $(DTYPE) --threads $(THREADS) --peer-scripts $(PEERS) \
+	$(BIN)/python benchmarks/train_step.py --dtype $(DTYPE) --threads $(THREADS) --rounds $(ROUNDS) --peer-scripts $(PEERS) \
 	    $(if $(CONVERSATIONS),--conversations $(CONVERSATIONS)) --json $(MEASURED)/train_step.json
 	if [ -f benchmarks/data_stages.py ]; then \
 	    $(BIN)/python benchmarks/data_stages.py vocab regenerate \
