@@ -69,3 +69,14 @@ def test_a_tie_with_the_best_logit_is_right_and_nothing_outside_the_vocabulary_i
     losses = HeadLoss(torch.ones(3, 2), torch.full((1, 3), 0.2), torch.float32, 8)
     _, _, right = losses.step(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2, -1]), 1.0)
     assert right.tolist() == [True, True, False]
+
+
+def test_gradients_that_still_wait_are_not_taken_for_gradients():
+    head, teacher, states, wanted = tensors()
+    losses = HeadLoss(head, teacher, torch.float64, 100)
+    loss, _, _ = losses.step(states[0].requires_grad_(), STEPS[0][0], wanted[0], 1.0)
+    with pytest.raises(RuntimeError, match="finish"):
+        loss.backward(retain_graph=True)
+    losses.finish()
+    loss.backward()
+    assert torch.isfinite(states[0].grad).all()

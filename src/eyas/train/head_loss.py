@@ -126,7 +126,8 @@ class HeadLoss:
                     w.d_x.copy_((found.to(wide) * w.factor).sub_(w.taught, alpha=w.scale))
         if self.d_weight is not None:
             self._add_products(torch.cat([w.x.to(wide) * w.factor for w in waiting]), powers, 1.0)
-        self._waiting, self._filled = [], 0
+        waiting.clear()
+        self._filled = 0
 
     def _add_products(self, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:
         """d_weight += alpha left^T right: left [n, H], right [n, D] in the products' dtype."""
@@ -137,24 +138,20 @@ class HeadLoss:
         else:
             self.d_weight.add_(turned @ right, alpha=alpha)
 
-    @property
-    def finished(self) -> bool:
-        """Does no gradient wait any more?"""
-        return not self._waiting
-
 
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, head_loss, at, wanted, scale):
-        # d_x is filled later, which autograd would take for a change of something that was saved
+        # d_x is filled later, which autograd would take for a change of something that was saved. The rest of
+        # head_loss, which is large, need not live until the backward pass.
         loss, total, right, ctx.d_x = head_loss.forward(x, at, wanted, scale, ctx.needs_input_grad[0])
-        ctx.head_loss = head_loss
+        ctx.waiting = head_loss._waiting
         ctx.mark_non_differentiable(total, right)
         return loss, total, right
 
     @staticmethod
     def backward(ctx, upstream, _total, _right):
-        if not ctx.head_loss.finished:
+        if ctx.waiting:
             raise RuntimeError("HeadLoss.finish must be called before the backward pass")
         return ctx.d_x * upstream.to(ctx.d_x.dtype), None, None, None, None
 
