@@ -407,7 +407,7 @@ def test_a_latent_draft_is_mended_too(
     tmp_path: Path, tiny_target: Path, mended: Change, change: Fault, operations: set[str]
 ):
     """Kimi's and DeepSeek's kind."""
-    sizes = {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+    sizes = {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 2, "qk_rope_head_dim": 8, "v_head_dim": 5}
     who = patient_of(tiny_target, text=TEXT, sizes=sizes)
     broken = save(who, tmp_path / "broken", tiny_target, change)
     done = mended(who, broken, in_place=True)
