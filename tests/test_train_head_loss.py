@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.train.head_loss import HeadLoss
+from eyas.train.head_loss import HeadLoss, rows_held
 
 P, D, H = 7, 11, 5
 STEPS = [(torch.tensor([0, 2, 3, 6]), 0.5), (torch.tensor([3, 6]), 0.25), (torch.tensor([6]), 2.0)]
@@ -80,3 +80,8 @@ def test_gradients_that_still_wait_are_not_taken_for_gradients():
     losses.finish()
     loss.backward()
     assert torch.isfinite(states[0].grad).all()
+
+
+def test_rows_that_wait_are_few_where_the_vocabulary_is_large():
+    assert [rows_held(2048, d) for d in (8, 8192, 32_000, 163_840, 1 << 24)] == [2048, 2048, 512, 96, 1]
+    assert rows_held(3, 32_000) == 3

@@ -11,6 +11,7 @@ from ..draft.shape import DraftShape
 from ..draft.unroll import JOINED
 from ..features.passes import LOGIT_BYTES
 from ..features.writer import DEFAULT_SHARD_BYTES
+from ..train.head_loss import rows_held
 from ..train.ridge import fit_bytes
 from ..train.settings import TrainSettings
 from .counts import draft_parameters, matrices, pick, sizes, trained
@@ -56,7 +57,8 @@ def training_memory(
     learnt, inside = trained(shape, settings), sum(m * n for m, n in matrices(shape))
     micro = max(min(settings.micro_tokens, settings.batch_tokens), longest)
     z = {**sizes(shape), "s": supervised, "K": settings.ttt_steps, "B": micro, "V": shape.vocab_size,
-         "c": min(settings.head_chunk, max(1.0, supervised * micro * settings.ttt_steps)),
+         "c": min(rows_held(settings.head_chunk, shape.draft_vocab_size),
+                  max(1.0, supervised * micro * settings.ttt_steps)),
          "b": 2 if settings.dtype == "bfloat16" else 4}  # fmt: skip
     shared = not settings.train_head and settings.start != "random" and not settings.init_from
     if settings.optimizer == "muon":

@@ -18,6 +18,14 @@ import torch
 
 # Logits that are worked on at once: on a CPU as many as its core's own cache holds.
 PASS_ON_CPU = 1 << 18
+HELD = 1 << 24
+"""Exponentials that wait at most: 2,048 rows of 8,192 ids, 512 of 32,000, whose products are large enough by then."""
+
+
+def rows_held(chunk: int, draft_vocab: int) -> int:
+    """How many rows wait at most where `chunk` is asked for; in round numbers (machine.row_multiple)."""
+    most = max(1, HELD // draft_vocab)
+    return min(chunk, most if most < 32 else most // 32 * 32)
 
 
 @dataclass
@@ -36,11 +44,12 @@ class HeadLoss:
     """Call `step` for each unrolled step, then add `finish` to the loss, and only then go backward.
 
     head [D, H]: the draft's head (a float32 master, trained or frozen); teacher [P, D]: the target's probabilities of
-    the draft ids, float32, not renormalised; compute: dtype of the products; chunk: rows whose exponentials are held.
+    the draft ids, float32, not renormalised; compute: dtype of the products; chunk: rows whose exponentials are held,
+    or fewer (rows_held).
     """
 
     def __init__(self, head: torch.Tensor, teacher: torch.Tensor, compute: torch.dtype, chunk: int) -> None:
-        self.head, self.chunk = head, chunk
+        self.head, self.chunk = head, rows_held(chunk, len(head))
         self.weight = head.detach().to(compute)
         self.mass = teacher.sum(-1)  # [P]
         self.teacher = teacher.to(compute)
@@ -49,7 +58,7 @@ class HeadLoss:
         if head.requires_grad:
             self.d_weight = head.new_zeros(head.shape[::-1])  # [H, D]: so lie the exponentials
             self.read = torch.zeros_like(self.taught)  # [P, H]: sum_k scale_k x_k
-        self._held = torch.empty(chunk, len(head), dtype=compute, device=head.device)
+        self._held = torch.empty(self.chunk, len(head), dtype=compute, device=head.device)
         self._waiting: list[_Waiting] = []
         self._filled = 0
 

@@ -51,7 +51,8 @@ class TrainSettings(BaseModel):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every process holds the whole draft, or (FSDP2) weights, gradients and optimizer in shards."""
     head_chunk: int = Field(default=2048, ge=1)
-    """Rows whose exponentials over the draft vocabulary are held, until they are multiplied for the gradients."""
+    """Rows whose exponentials over the draft vocabulary are held, until they are multiplied for the gradients; fewer
+    where the vocabulary is large."""
 
     start: Literal["regression", "target", "random"] = "regression"
     """Initial weights: head and norm from the target, `fc` and a few heads by regression on the features, so that the
