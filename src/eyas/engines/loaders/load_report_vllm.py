@@ -22,6 +22,7 @@ from reporting import Report, main, mark_uninitialised_memory
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import base_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import deepseek_eagle3, llama, llama_eagle3  # noqa: F401  once, before the forks
@@ -69,7 +70,11 @@ def load(report: Report, draft: Path, target: Path) -> None:
 
 
 def watch(report: Report) -> None:
-    """Blank and read the draft's parameters around its own load_weights; what follows packs them for the processor."""
+    """Blank and read the draft's parameters around its own load_weights.
+
+    What follows packs them for the processor, which is no part of loading and is left out: on a CPU with AMX, latent
+    attention refuses float32 there.
+    """
     load_weights, all_weights = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights
 
     def watched(self: Any, model: Any, model_config: Any) -> None:
@@ -79,6 +84,7 @@ def watch(report: Report) -> None:
         report.collect(model.named_parameters())
         describe(report, model)
 
+    base_loader.process_weights_after_loading = lambda *arguments, **options: None
     DefaultModelLoader.load_weights = watched
     DefaultModelLoader.get_all_weights = lambda *arguments: report.numbered(all_weights(*arguments))
 
