@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from eyas.cli import cli
 from eyas.cli.workers import engine_names
-from eyas.errors import BadInput, Mismatch
+from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.extract import extract
 from eyas.features.reader import FeatureSet
 from eyas.on_ray import Cluster
@@ -159,3 +161,14 @@ def test_who_computes_and_where():
     for wrong in ("sglang", "hf,vllm", "ray,ray", "", "hf,hf"):
         assert CliRunner().invoke(cli, ["extract", "x", "--out", "y", "--engine", wrong]).exit_code == 2
     assert CliRunner().invoke(cli, ["regenerate", "x", "--out", "y", "--workers", "2"]).exit_code == 2
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_does_not_answer_is_named_at_once(scheme: str):
+    unasked = SimpleNamespace(is_initialized=lambda: False)  # the module's own Ray is connected and would be used
+    with socket.socket() as free:  # bound, and nobody listens
+        free.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+        refused = pytest.raises(EyasError, match=f"no Ray cluster answers at --ray-address {address}.*ray start --head")
+        with refused, Cluster(address=address)._connected(unasked):
+            pass

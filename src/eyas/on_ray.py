@@ -79,6 +79,7 @@ class Cluster:
         if self.address is None:
             how |= {"num_cpus": max(1, round(self.workers * self.cpus)), "include_dashboard": False}
             how |= {"num_gpus": round(self.workers * self.gpus)} if self.gpus else {}
+        _must_answer(self.address or "")
         try:
             ray.init(address=self.address or "local", **how)
         except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
@@ -104,6 +105,20 @@ class Actor:
         except EyasError as error:  # what a user can be told travels as it is; all else is Ray's to report
             result = type(error)(f"{error} (worker on {socket.gethostname()})")
         return {"result": [pickle.dumps(result)]}
+
+
+def _must_answer(address: str) -> None:
+    """Raise EyasError where nobody listens at HOST:PORT or ray://HOST:PORT: Ray itself goes on asking for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise EyasError(
+            f"no Ray cluster answers at --ray-address {address} ({error}). Start one there with `ray start --head`, "
+            "give the address that it prints, or leave --ray-address out to use this machine alone"
+        ) from error
 
 
 def _ray() -> Any:

@@ -45,6 +45,7 @@ def forward(report: Report, draft: Path, target: Path) -> None:
     arguments = EngineArgs(
         model=str(target), dtype="float32", enforce_eager=True, max_num_seqs=4, enable_prefix_caching=False,
         compilation_config={"custom_ops": ["all", *(TURNED_IN_PYTHON if latent else [])]},
+        attention_backend="CPU_MLA" if latent else None,  # where it can, it takes AMX, which knows bfloat16 alone
         speculative_config={"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3},
     )  # fmt: skip
     config = arguments.create_engine_config()

@@ -24,9 +24,19 @@ def _named_vllm(build: Build) -> None:
         (folder / name).write_text(text)
 
 
+# Three builds of the kernels lie beside each other (AVX2, AVX-512, AVX-512 with bfloat16), and only vLLM's platform knows
+# which one this CPU can run: vllm._C itself stops older ones with an illegal instruction.
+CHECK = """
+import torch, vllm
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+torch.ops._C.rms_norm
+print('vllm', vllm.__version__)
+"""
+
+
 def _check(build: Build) -> str:
-    said = build.run(build.python, "-c", "import vllm, vllm._C; print('vllm', vllm.__version__)")
-    return said.strip().splitlines()[-1]
+    return build.run(build.python, "-c", CHECK).strip().splitlines()[-1]
 
 
 RECIPE = Recipe(

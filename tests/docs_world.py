@@ -1,0 +1,110 @@
+"""A world in which the commands of README and docs/ run as they stand there, in seconds: tiny targets, drafts, prompts.
+
+    world = build(folder)                       folders and files by the names that the pages use
+    run("eyas doctor DRAFT --target TARGET")    (exit code, what was printed) in the current folder
+
+Names such as TARGET stay; they are folders here. Only what decides about time is made smaller (`SMALLER`), and what needs
+a graphics card, another machine or a server is turned to this one (`HERE`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import build_tiny_target
+from doctoring import patient_of, save
+from eyas.cli import main
+from training import conversations
+
+TARGETS = ("TARGET", "T", "TUNED", "FOLDER", "shared/T")
+DRAFTS = ("draft", "DRAFT", "BASE_DRAFT", "my-draft", "path/to/draft", "COPY", "runs/demo/export", "for-vllm", "for-sglang")
+HERE = [
+    (r"^/shared/", "shared/"),
+    (r"^(smollm2|path/to/target|BASE|Qwen/.*)$", "TARGET"),
+    (r"^cuda$", "cpu"),
+]
+"""Whole words. The built-in target is as real as the demo's: what it takes to run is not for a suite of minutes."""
+SMALLER = {
+    "ask": ["--count", "4", "--max-new-tokens", "12"],
+    "regenerate": ["--max-new-tokens", "12", "--limit", "40"],
+    "vocab": ["--size", "120"],
+    "train": ["--set", "steps=2", "--set", "batch_tokens=256"],
+    "prove": ["--limit", "2", "--max-new-tokens", "8"],
+    "measure": ["--limit", "2", "--max-new-tokens", "8", "--context-length", "4096"],
+}
+"""Options that come last and so win over those of a page."""
+
+
+def build(folder: Path) -> Path:
+    """Everything that a page may name, each in its own folder or file below `folder`."""
+    target = build_tiny_target(folder / "TARGET", vocab=300)
+    config = json.loads((target / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (target / "config.json").write_text(json.dumps(config))
+    tokens = json.loads((target / "tokenizer_config.json").read_text()) | {"model_max_length": 4096}
+    (target / "tokenizer_config.json").write_text(json.dumps(tokens))
+    for name in TARGETS[1:]:
+        shutil.copytree(target, folder / name)
+    with torch.random.fork_rng():
+        patient = patient_of(target, text={"documents": 2, "length": 12})
+    for name in DRAFTS:
+        save(patient, folder / name, target)
+    rows = conversations(40, seed=3)
+    for name in ("conversations", "few", "many", "train", "heldout"):
+        _lines(folder / f"{name}.jsonl", rows)
+    asked = [{"prompt": f"say {word} and count to {n}"} for n, word in enumerate("one two three four five six".split())]
+    for name in ("prompts", "requests", "tests/requests"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        _lines(folder / f"{name}.jsonl", asked)
+    ids = patient.vocab_map.d2t
+    torch.save(ids, folder / "d2t.pt")
+    torch.save({"d2t": ids, "t2d": patient.vocab_map.t2d}, folder / "vocab_mapping.pt")
+    (folder / "deploy").mkdir()
+    (folder / "deploy/command.txt").write_text(
+        "vllm serve TARGET --speculative-config "
+        + shlex.quote(json.dumps({"method": "eagle3", "model": "draft", "num_speculative_tokens": 4}))
+    )
+    return folder
+
+
+def _lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def commands(page: str) -> Iterator[str]:
+    """What a reader would type, in order: indented lines that begin with a program's name, joined where they go on."""
+    joined = re.sub(r"\\\n\s*", "", page)
+    for line in re.findall(rf"^ {{4,}}(?:\$ )?((?:{'|'.join(PROGRAMS)}) .+)$", joined, re.MULTILINE):
+        yield from (part.strip() for part in re.split(r"; (?=eyas )|&& (?=eyas |tail )", line))
+
+
+PROGRAMS = ("eyas", "head", "tail", "make", "python", "pip", "torchrun", "ray", "vllm")
+
+
+def words_of(command: str) -> list[str]:
+    """A command as it is run here: without comments and prose after it, with a server that is there, smaller."""
+    text = re.sub(r"\s{3,}.*$|\s*\|\| exit 1$", "", command)
+    text = text.replace('"$(cat deploy/command.txt)"', shlex.quote(Path("deploy/command.txt").read_text()))
+    words = shlex.split(text.replace("[N]", ""), comments=True)[1:]
+    for pattern, instead in HERE:
+        words = [re.sub(pattern, instead, word) for word in words]
+    after = words[words.index("--") :] if "--" in words else []
+    before = words[: len(words) - len(after)]
+    return [*before, *SMALLER.get(words[0], []), *after]
+
+
+def run(command: str) -> tuple[int, str]:
+    """Exit code and what was printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as left:
+        main(words_of(command))
+    return int(left.value.code or 0), out.getvalue()
