@@ -27,11 +27,12 @@ from eyas.cli import main
 from training import conversations
 
 TARGETS = ("TARGET", "T", "TUNED", "FOLDER", "shared/T")
-DRAFTS = ("draft", "DRAFT", "BASE_DRAFT", "my-draft", "path/to/draft", "COPY", "runs/demo/export", "for-vllm", "for-sglang")
+DRAFTS = ("draft", "DRAFT", "BASE_DRAFT", "my-draft", "path/to/draft", "COPY", "runs/demo/export")
 HERE = [
     (r"^/shared/", "shared/"),
     (r"^(smollm2|path/to/target|BASE|Qwen/.*)$", "TARGET"),
     (r"^cuda$", "cpu"),
+    (r"^(COPY)\|.*", r"\1"),  # any of these
 ]
 """Whole words. The built-in target is as real as the demo's: what it takes to run is not for a suite of minutes."""
 SMALLER = {
@@ -39,10 +40,27 @@ SMALLER = {
     "regenerate": ["--max-new-tokens", "12", "--limit", "40"],
     "vocab": ["--size", "120"],
     "train": ["--set", "steps=2", "--set", "batch_tokens=256"],
+    "doctor": ["--budget", "2"],
     "prove": ["--limit", "2", "--max-new-tokens", "8"],
     "measure": ["--limit", "2", "--max-new-tokens", "8", "--context-length", "4096"],
 }
 """Options that come last and so win over those of a page."""
+
+
+ELSEWHERE = {
+    r"make demo|eyas (demo|run) ": "test_pipeline.py",
+    r"make (test|check|performance|pictures)|python benchmarks/": "test_benchmark_rows.py",
+    r"(pip|ray|vllm) |eyas .*--engine ray": "test_on_ray.py",
+    r"torchrun ": "test_train_ranks.py",
+    r"eyas canary ": "test_canary.py",
+    r"eyas .*--base-url ": "test_regenerate_server.py",
+    r"eyas plan .*--(calibrate|synthetic|features)|eyas \w+ .*\bdry/": "test_plan_synthetic.py",
+    r"eyas extract .*--from-speculators": "test_features_foreign.py",
+    r"eyas extract .*--engine vllm": "real/test_extract.py",
+    r"eyas (measure|serve) (?!.*(--print|--url))": "real/test_serve.py",
+    r"eyas engines ": "test_engines_setup.py",
+}
+"""What a page shows and another test runs, since it needs minutes, an engine, several processes or other machines."""
 
 
 def build(folder: Path) -> Path:
@@ -58,7 +76,7 @@ def build(folder: Path) -> Path:
         patient = patient_of(target, text={"documents": 2, "length": 12})
     for name in DRAFTS:
         save(patient, folder / name, target)
-    rows = conversations(40, seed=3)
+    rows = conversations(24, seed=3)
     for name in ("conversations", "few", "many", "train", "heldout"):
         _lines(folder / f"{name}.jsonl", rows)
     asked = [{"prompt": f"say {word} and count to {n}"} for n, word in enumerate("one two three four five six".split())]
@@ -73,7 +91,23 @@ def build(folder: Path) -> Path:
         "vllm serve TARGET --speculative-config "
         + shlex.quote(json.dumps({"method": "eagle3", "model": "draft", "num_speculative_tokens": 4}))
     )
+    (folder / "server.log").write_text("".join(LOG))
+    done("eyas extract heldout.jsonl --target TARGET --out heldout", folder)
     return folder
+
+
+LOG = [
+    "INFO: SpecDecoding metrics: Mean acceptance length: 2.00, Accepted throughput: 8.00 tokens/s, "
+    "Drafted throughput: 32.00 tokens/s, Accepted: 80 tokens, Drafted: 320 tokens, "
+    "Per-position acceptance rate: 0.500, 0.300, 0.150, 0.050, Avg Draft acceptance rate: 25.0%\n"
+]
+
+
+def done(command: str, folder: Path) -> None:
+    """Run a command in `folder`; it must succeed."""
+    with contextlib.chdir(folder):
+        code, said = run(command)
+    assert code == 0, said
 
 
 def _lines(path: Path, rows: list[dict]) -> None:
@@ -102,9 +136,9 @@ def words_of(command: str) -> list[str]:
     return [*before, *SMALLER.get(words[0], []), *after]
 
 
-def run(command: str) -> tuple[int, str]:
-    """Exit code and what was printed."""
+def run(command: str, url: str = "") -> tuple[int, str]:
+    """Exit code and what was printed. url: of the server that stands for the one on a page."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as left:
-        main(words_of(command))
+        main([re.sub(r"^http://[a-z]+:\d+$", url, word) for word in words_of(command)])
     return int(left.value.code or 0), out.getvalue()

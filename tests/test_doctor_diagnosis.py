@@ -27,6 +27,7 @@ from eyas.draft.probe import ProbeInputs, answer, write_probe
 from eyas.engines.served import from_number
 from eyas.features.layout import FeatureMeta
 from eyas.features.writer import ShardBuffer, ShardWriter, plan_digest
+from eyas.repair.next_step import next_step
 from eyas.vocab import VocabMap
 
 TEXT = {"documents": 14, "length": 32}
@@ -45,7 +46,8 @@ def tell(tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Di
             return who if isinstance(who, Material) else who.material
 
         monkeypatch.setattr(recording, "record", record)
-        told = diagnose(folder, **{"target": tiny_target} | more)
+        told = diagnose(folder, **(more := {"target": tiny_target} | more))
+        told["next"] = next_step(told, more["target"])
         json.dumps(told, allow_nan=False)
         return told
 

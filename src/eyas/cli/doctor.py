@@ -75,6 +75,7 @@ def command(
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
     from eyas.errors import BadInput, EyasError
+    from eyas.repair.next_step import next_step
 
     for name in engines:
         profile(name)
@@ -119,8 +120,7 @@ def command(
         )
     except EyasError as error:  # whatever it is: 1 would mean findings
         raise BadInput(str(error)) from error
-    if folder is not None and target is not None:  # as the user said it
-        diagnosis["next"] = diagnosis["next"].replace(str(folder), target)
+    diagnosis["next"] = next_step(diagnosis, target)
     if html is not None:
         from eyas.artifacts import atomic_write
         from eyas.report.diagnosis_html import render

@@ -65,7 +65,7 @@ def diagnose(
     if located is not None:
         statics = [*statics, *about(located)]
     if static:
-        return report(draft, target, statics, None, None, None, served, None, [], began, k, located)
+        return report(draft, statics, None, None, None, served, None, [], began, k, located)
     from ..draft.directory import PROBE
     from . import texts
     from .readings import Readings
@@ -100,7 +100,7 @@ def diagnose(
             suspected = {f.convention or concerns(f.id) for f in statics if f.severity is Severity.ERROR}
             measured = _measure(readings, material, reference, k, device, began + budget, suspected, missing, tell)
     predicted = _predicted(readings, training, missing)
-    return report(draft, target, statics, readings, material, measured, served, predicted, missing, began, k, located)
+    return report(draft, statics, readings, material, measured, served, predicted, missing, began, k, located)
 
 
 def _measure(

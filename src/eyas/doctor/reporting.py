@@ -28,7 +28,7 @@ SHOWN_POINTS = 200
 
 
 def report(
-    draft: str | Path, target: str | Path | None, statics: Sequence[Finding], readings: Readings | None,
+    draft: str | Path, statics: Sequence[Finding], readings: Readings | None,
     material: Material | None, measured: Measured | None, served: Served | None, predicted: float | None,
     missing: list[dict[str, str]], began: float, k: int, located: Located | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -69,7 +69,6 @@ def report(
             "served": served.tau if served else None, "training": predicted,
         },
         "not_evaluated": missing,
-        "next": _next(draft, told, target, readings, measured),
         "seconds": round(time.monotonic() - began, 2),
         "peak_mib": _peak(),
     }  # fmt: skip
@@ -210,30 +209,6 @@ def _tensors(tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
                 entry["note"] = "the same number everywhere"
         out.append(entry)
     return out
-
-
-def _next(
-    draft: str | Path, told: Sequence[Told], target: str | Path | None, readings: Readings | None,
-    measured: Measured | None,
-) -> str:  # fmt: skip
-    from ..repair.remedies import known
-
-    if told and told[0].id == "EY-D2T-OTHER":
-        return f"eyas doctor {draft} --target {target or 'TARGET'} --reference D2T_OF_THE_TRAINING_RUN"
-    for t in told:
-        if t.severity is Severity.ERROR and t.id != "EY-AS-READ" and known(t.to_dict()):
-            with_ = f" --target {target}" if target else ""
-            return f"eyas repair {draft}{with_} --finding {t.id} --out {draft}-mended"
-    for t in told:
-        if t.id == "EY-AS-READ" and "eyas export" in t.remedy:
-            return f"eyas export {draft} --to {t.evidence.split()[0]} {draft}-export"
-        if t.id == "EY-AS-READ":
-            return f"eyas inspect {draft} --target {target or 'TARGET'}    # which engines run it as it was trained"
-    if measured is None and readings is not None:
-        return f"eyas doctor {draft} --target {target or 'TARGET'}"
-    if measured is None:
-        return f"eyas doctor {draft} --target {target or 'TARGET'}    # the same without --static"
-    return f"eyas prove {draft} --target {target or 'TARGET'}"
 
 
 def _peak() -> float:

@@ -1,0 +1,69 @@
+"""Every command that README and docs/ show is run, page by page in the order of the page, in a world made small.
+
+pytest -q tests/test_docs_commands.py
+
+The catalogue's commands are parsed by test_catalogue.py; the repairs that they show run in test_repair_*.py, one by one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import docs_world
+from docs_world import ELSEWHERE, commands, run
+from fake_engines import Engine
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not {"catalogue", "facts"} & set(p.relative_to(ROOT).parts)),
+]
+FINDS = r"eyas (doctor|measure) "
+"""These leave with 1 where they find something, and in a draft of random numbers they do."""
+FAILS = {
+    "eyas prove draft --target TARGET --prompts tests/requests.jsonl --limit 16 --fail-below 1.8 --json": "below the --fail-below of 1.8",
+    "eyas repair draft --finding EY-D2T-ABSOLUTE --in-place": "EY-D2T-ABSOLUTE",
+    "eyas repair draft --finding EY-D2T-ABSOLUTE --in-place --force": "EY-D2T-ABSOLUTE",
+}
+"""Commands that a page shows for their refusal, or whose success would need a trained draft; and what they say here."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return docs_world.build(tmp_path_factory.mktemp("docs") / "world")
+
+
+def shown(page: Path) -> list[str]:
+    return list(commands(page.read_text()))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if shown(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_commands_of_a_page_do_what_it_says(page: Path, world: Path, tmp_path: Path, monkeypatch):
+    here = tmp_path / "here"
+    shutil.copytree(world, here)
+    monkeypatch.chdir(here)
+    with Engine("vllm") as server:
+        for command in shown(page):
+            if any(re.match(pattern, command) for pattern in ELSEWHERE):
+                continue
+            if not command.startswith("eyas "):
+                subprocess.run(command, shell=True, check=True)
+                continue
+            code, said = run(command, server.url)
+            if command in FAILS:
+                assert FAILS[command] in said and code in (1, 2), f"{command}\n{code}: {said}"
+            else:
+                allowed = (0, 1) if re.match(FINDS, command) else (0,)
+                assert code in allowed and "Traceback" not in said, f"{command}\n{code}: {said}"
+
+
+def test_what_is_run_elsewhere_is_run_there():
+    every = [command for page in PAGES for command in shown(page)]
+    for pattern, file in ELSEWHERE.items():
+        assert (ROOT / "tests" / file).is_file()
+        assert any(re.match(pattern, command) for command in every), f"no page shows {pattern}"
