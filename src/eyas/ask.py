@@ -21,7 +21,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import MANIFEST, atomic_write, is_current, read_manifest, remove_leftovers, write_manifest
+from eyas.artifacts import (
+    MANIFEST,
+    atomic_write,
+    check_out,
+    is_current,
+    read_manifest,
+    remove_leftovers,
+    write_manifest,
+)
 from eyas.dialogue import answer_seed
 from eyas.errors import BadInput
 from eyas.journal import Journal
@@ -64,6 +72,7 @@ def ask(
     how = how or Asking()
     if count < 1 or not how.openings:
         raise BadInput(f"count = {count}, {len(how.openings)} openings: at least one of each is needed")
+    check_out(out_dir, STAGE)
     inputs = identify(target_dir)
     settings = {k: v for k, v in asdict(how).items() if k not in ("slots", "trust_remote_code")}
     settings["openings"] = list(how.openings)

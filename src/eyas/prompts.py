@@ -141,7 +141,9 @@ def load_prompts(source: str | Path, *, skip_bad: bool = False, limit: int | Non
         if limit is not None and len(out.prompts) >= limit:
             break
     if not out.prompts:
-        raise BadInput(f"{source}: no prompt can be used ({len(out.bad)} malformed rows). {EXPECTED.capitalize()}.")
+        raise BadInput(
+            f"{source}: no prompt can be used ({f'{len(out.bad)} malformed rows' if out.bad else 'it is empty'}). {EXPECTED.capitalize()}."
+        )
     return out
 
 

@@ -105,6 +105,7 @@ def colours_wanted() -> bool:
 def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     import torch
 
+    from eyas.cli.pairs import note_other_target
     from eyas.decode.rules import Greedy, Rule, Sampling
     from eyas.decode.step import refuse_uncroppable
     from eyas.decode.tree import make_drafter
@@ -117,6 +118,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     assert draft_dir is not None
     reuse_large_allocations()
     folder, k = resolve_target(settings["target"]), settings["k"]
+    note_other_target(draft_dir, folder)
     dtype, device = getattr(torch, settings["dtype"]), settings["device"]
     target = Target.load(folder, device=device, dtype=dtype, trust_remote_code=settings["trust_remote_code"])
     refuse_uncroppable(target)

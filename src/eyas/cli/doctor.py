@@ -95,7 +95,7 @@ def command(
         folder = resolve_target(target)
     limit, requests, flags = seconds(budget), _prompts(prompts), options(launch)
     if not static:
-        from eyas.train.inputs import check_device
+        from eyas.machine import check_device
 
         check_device(device)
     try:

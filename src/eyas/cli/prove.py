@@ -83,14 +83,19 @@ def command(
 ) -> None:  # fmt: skip
     from tqdm import tqdm
 
+    from eyas.artifacts import check_out
+    from eyas.cli.pairs import note_other_target
     from eyas.decode.prove import prove
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
     started = time.monotonic()
+    if out is not None:
+        check_out(out, "prove")
     reuse_large_allocations()
     sets = read_sets(files, names, limit)
     folder = resolve_target(target)
+    note_other_target(draft, folder)
     total = 2 * sum(map(len, sets.values()))
     with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
         result = prove(draft, folder, sets, on_answer=bar.update, **settings)

@@ -74,7 +74,7 @@ def command(
     if save_plan is not None:
         _check_file(save_plan)
     if target is not None or features is not None:
-        from eyas.train.inputs import check_device
+        from eyas.machine import check_device
 
         check_device(device)
     folder = None

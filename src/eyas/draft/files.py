@@ -102,7 +102,9 @@ def _open(path: Path) -> DraftFolder:
             raise BadInput(f"the index of {folder} places {name} in {file.name}, which does not hold it")
     if not (folder / CONFIG).is_file():
         state = any(file.name == TRAINING_STATE for file in files)
-        hint = " (a training state holds none: it is the one that the training run was given)" if state else ""
+        hint = (
+            " (a training state holds none: it is the one that the training run was given)" if state else below(folder)
+        )
         raise BadInput(f"{folder} has no {CONFIG}; put the draft's model config there under that name{hint}")
     eyas = read_json(folder / EYAS_JSON) if (folder / EYAS_JSON).is_file() else None
     return DraftFolder(folder, read_json(folder / CONFIG), eyas, tensors, tuple(files))
@@ -132,9 +134,18 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, Path] | None]:
             return found, None
         if found:
             raise BadInput(f"{folder} holds {', '.join(f.name for f in found)}; name the file that is the draft")
-    below = sorted(file.parent.name for file in folder.glob(f"*/{TRAINING_STATE}"))
-    hint = f"; a training run keeps them below: give {folder / below[-1]}" if below else ""
-    raise BadInput(f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt){hint}")
+    states = sorted(file.parent.name for file in folder.glob(f"*/{TRAINING_STATE}"))
+    hint = f"; a training run keeps them below: give {folder / states[-1]}" if states else below(folder)
+    raise BadInput(
+        f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt)"
+        f"{hint or '; give the directory of a draft'}"
+    )
+
+
+def below(folder: Path) -> str:
+    """Where a run keeps its draft, as the end of a message about `folder`; "" where none lies below it."""
+    places = ("draft", "export", "train/draft")
+    return next((f"; a draft lies in {folder / p}: give that" for p in places if (folder / p / CONFIG).is_file()), "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -142,7 +153,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # halves of characters, which nothing could print
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not readable JSON ({error}); copy or download it again") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path} holds a {type(value).__name__}, expected a JSON object")
@@ -259,7 +274,10 @@ def _inside(folder: Path, name: str, index: Path) -> Path:
 def _why(error: BaseException) -> str:
     """What torch says of a pickle, without its advice to run the code in it."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
-    return f"it asks for {asked[1]}, which is code, not data" if asked else _first_line(error)
+    if asked:
+        return f"it asks for {asked[1]}, which is code, not data"
+    said = _first_line(error)
+    return "it is nothing that torch.save wrote" if said.startswith("Weights only load failed") else said
 
 
 def _first_line(error: BaseException) -> str:

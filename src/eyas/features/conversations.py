@@ -218,8 +218,8 @@ def encode_all(
             break
     if not out.documents:
         why = ", ".join(f"{n} {reason}" for reason, n in out.reasons().items()) or "it is empty"
-        first = f" First: line {out.set_aside[0].line}: {out.set_aside[0].detail}" if out.set_aside else ""
-        raise BadInput(f"{where}: no conversation can be used ({why}).{first}")
+        first = f"First: line {out.set_aside[0].line}: {out.set_aside[0].detail}" if out.set_aside else ""
+        raise BadInput(f"{where}: no conversation can be used ({why}). {first or EXPECTED.capitalize() + ' a line'}.")
     return out
 
 

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import atomic_write, is_current, read_manifest, remove_leftovers, sha256_file, sha256_json
+from eyas.artifacts import (
+    atomic_write,
+    check_out,
+    is_current,
+    read_manifest,
+    remove_leftovers,
+    sha256_file,
+    sha256_json,
+)
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, encode_all, load_tokenizer
@@ -68,6 +76,7 @@ def extract(
     """
     began = time.monotonic()
     out = Path(out_dir)
+    check_out(out, STAGE)
     folder = target.dir if isinstance(target, Target) else Path(target)
     facts = target.facts if isinstance(target, Target) else read_facts(folder)
     meta = feature_meta(folder, facts, taps)

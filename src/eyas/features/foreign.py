@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 
-from eyas.artifacts import is_current, read_manifest, sha256_json
+from eyas.artifacts import check_out, is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside
@@ -76,6 +76,7 @@ def import_foreign(
     """
     began = time.monotonic()
     source, out, folder = Path(source), Path(out_dir), Path(target_dir)
+    check_out(out, STAGE)
     facts = read_facts(folder)
     meta = feature_meta(folder, facts, taps)
     files = _files(kind, source)

@@ -17,10 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from eyas.errors import BadInput, EyasError
+from eyas.errors import BadInput, EyasError, OutOfMemory
+from eyas.machine import check_device
+from eyas.memory import spending
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.gguf import quiet
 from eyas.target.source import with_template
+
+TOO_LARGE = (
+    "load it as bfloat16 (--dtype bfloat16, half of float32), spread it over the accelerators (--device auto), or let a "
+    "server run it (`eyas regenerate --base-url`, `eyas extract --engine vllm`)"
+)
 
 # Names under which families keep their blocks and their final norm inside the decoder.
 BLOCKS = ("layers", "h", "blocks", "block")
@@ -55,18 +62,25 @@ class Target:
         from transformers import AutoTokenizer
 
         folder = Path(folder)
+        if str(device) != "auto":
+            device = check_device(device)
         facts = read_facts(folder)
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        loading = f"loading the target {folder} as {str(dtype).removeprefix('torch.')} on {device}"
         with quiet():
             try:
                 tokenizer = with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
-                model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
+                with spending(loading, TOO_LARGE):
+                    model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
+            except OutOfMemory:
+                raise
             except Exception as error:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
                 raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
             if not spread:
-                model = model.to(torch.device(device))
+                with spending(loading, TOO_LARGE):
+                    model = model.to(device)
         return cls(model.eval().requires_grad_(False), tokenizer, facts, folder)
 
     @property
