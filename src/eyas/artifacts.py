@@ -320,7 +320,7 @@ def check_out(out: str | os.PathLike[str], stage: str) -> None:
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise BadInput(f"--out {out}: {there} is a file; choose a folder")
+        raise BadInput(f"--out {out}{'' if there == folder else f': {there}'} is a file; choose a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise BadInput(f"--out {out}: {there} may not be written to; choose another --out, or mend its permissions")
     if not (folder / MANIFEST).exists():

@@ -79,7 +79,7 @@ def check_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise BadInput(
-            f"device {str(device)!r}: cannot be used here: expected cpu, cuda, or one of several such as cuda:1"
+            f"device {str(device)!r} cannot be used here: expected cpu, cuda, or one of several such as cuda:1"
         ) from error
     try:
         torch.empty(0, device=found)

@@ -2,8 +2,8 @@
 
     with spending("a step over 2,048 tokens", "lower train.micro_tokens"): ...        pytest tests/test_failures.py
 
-Whoever allocates knows what it was for and which setting makes it less, so the words stand there. What passes unexplained
-is caught at the top (cli/failures.py), where only the verb is known.
+Whoever allocates knows what it was for and which setting makes it less, so the words stand there. What passes without
+is explained at the top (cli/failures.py), where only the verb is known.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ def size_of(number: float) -> str:
     """Bytes with the unit in which they have one to four digits before the point."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if number < 1024:
-            break
+            return f"{number:,.0f} bytes" if unit == "bytes" else f"{number:,.1f} {unit}"
         number /= 1024
-    else:
-        unit = "TiB"
-    return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
+    return f"{number:,.1f} TiB"
 
 
 @contextlib.contextmanager

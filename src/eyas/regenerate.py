@@ -116,7 +116,7 @@ def regenerate(
     """
     given = prompts if isinstance(prompts, Prompts) else Prompts(list(prompts))
     if not given.prompts:
-        raise BadInput("there is no prompt to answer.")
+        raise BadInput("there is no prompt to answer; give at least one.")
     if target_dir is None and server is None:
         raise BadInput("regenerate needs a target to load or the address of a server (--base-url).")
     if spread is not None and (record_states or server is not None):

@@ -72,7 +72,9 @@ def command(
     if (draft is None) == (url is None):
         raise click.UsageError("give a DRAFT to decode with, or the --url of an engine that runs one")
     if url is not None and (settings["topk"] or settings["nodes"]):
-        raise click.UsageError("--topk and --nodes are the reference decoder's; an engine drafts as it was started")
+        raise click.UsageError(
+            "--topk and --nodes are the reference decoder's; an engine drafts as it was started; leave them out"
+        )
     if as_json and not says:
         raise click.UsageError("--json has one object to print in the end: say what there is to say with --say")
     from eyas.report.talk_text import Marks

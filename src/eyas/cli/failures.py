@@ -17,20 +17,20 @@ from eyas.errors import BadInput, EyasError, OutOfMemory
 # verb -> what makes it need less. The settings are those of its --help.
 LOWERS = {
     "plan": "leave --calibrate out, or lower what is planned",
-    "ask": "lower --slots, or --max-new-tokens; what was said is kept",
-    "regenerate": "lower --slots, or --max-new-tokens; answers that are done are kept",
-    "extract": "lower --batch-tokens, then --max-length, then --shard-mib; shards that are done are kept",
+    "ask": "lower --slots (what was said is kept), or --max-new-tokens",
+    "regenerate": "lower --slots (answers that are done are kept), or --max-new-tokens",
+    "extract": "lower --batch-tokens, then --max-length, then --shard-mib",
     "vocab": "count features instead of a file of conversations, or fewer of these",
-    "train": "lower --set micro_tokens=… (same steps, same losses), give --set recompute=true, or several processes "
-             "with --set parallel=fsdp; what was saved last goes on by the same command",
+    "train": "give --set recompute=true or, on several GPUs, --set parallel=fsdp, with which the same run goes on; or "
+             "begin anew in another --out, with a smaller --set micro_tokens=…",
     "doctor": "give fewer or shorter requests (--prompts), or examine the files alone with --static",
     "repair": "repair one finding without trials (--finding ID, without --target), or on a larger machine",
     "prove": "lower --batch, or --max-new-tokens",
     "measure": "lower --concurrency, or measure a server elsewhere (--url)",
     "chat": "load it as --dtype bfloat16, or talk to a server (--url)",
     "canary": "lower --count",
-    "run": "lower the sizes of the stage that was at work: --override train.micro_tokens=1024, extract.batch_tokens, "
-           "regenerate.slots; stages that are done are kept",
+    "run": "lower the size of the stage that was at work (--override with train.micro_tokens, train.recompute, "
+           "extract.batch_tokens or regenerate.slots); stages that are done are kept",
 }  # fmt: skip
 LOWERS["demo"] = LOWERS["run"]
 ELSEWHERE = "end other programs, or use a machine with more memory"

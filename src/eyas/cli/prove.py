@@ -132,9 +132,15 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
     from eyas.errors import EyasError
 
     if (strict or fail_below is not None) and result["lossless"] is False:
-        raise EyasError("decoding with this draft is not lossless; the differences are listed above")
+        raise EyasError(
+            "decoding with this draft is not lossless; the differences are listed above; report them: a draft "
+            "cannot cause this, the decoder can"
+        )
     if fail_below is not None and (result["tau_mean"] is None or result["tau_mean"] < fail_below):
-        raise EyasError(f"mean accept length {result['tau_mean']} is below the --fail-below of {fail_below}")
+        raise EyasError(
+            f"mean accept length {result['tau_mean']} is below the --fail-below of {fail_below}; `eyas doctor DRAFT "
+            "--target T` looks for the reason"
+        )
 
 
 # ---------------------------------------------------------------- for the eye

@@ -132,7 +132,9 @@ def measure(
     distributed as the target's, not equal to it), near_ties and differences; speedup and speed, at batch 1.
     """
     if k < 1 or max_new_tokens < 2:
-        raise BadInput(f"k = {k} and max_new_tokens = {max_new_tokens}: at least 1 draft and 2 tokens are needed")
+        raise BadInput(
+            f"k = {k} and max_new_tokens = {max_new_tokens}: at least 1 draft and 2 tokens are needed; raise them"
+        )
     refuse_uncroppable(target)
     started = time.perf_counter()
     cases, left_out = make_cases(target, prompt_sets, max_new_tokens + k)

@@ -164,7 +164,7 @@ class Batch:
         from transformers import DynamicCache
 
         if not prompts or not all(len(p) for p in prompts):
-            raise BadInput("a prompt without tokens cannot be decoded")
+            raise BadInput("a prompt without tokens cannot be decoded; give at least one token")
         self.target, self.drafter, self.rule = target, drafter, rule or Greedy()
         self.slots = Slots(len(prompts), target.device)
         self.cache: Any = DynamicCache()  # without the config: every layer keeps all rows, so that they can be rejected
@@ -247,6 +247,7 @@ def refuse_uncroppable(target: Target) -> None:
     odd = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     if odd:
         raise EyasError(
-            f"{target.dir}: layers of type {', '.join(odd)} keep a running state instead of keys, so rejected tokens "
-            f"cannot be taken back; this reference decoder does not run such a target"
+            f"{target.dir}: layers of type {', '.join(odd)} keep a running state instead of keys, so rejected "
+            "tokens cannot be taken back; this reference decoder does not run such a target; measure it in an "
+            "engine (eyas measure)"
         )

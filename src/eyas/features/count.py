@@ -164,7 +164,8 @@ def count_supervised(features: Any) -> torch.Tensor:
             if low < 0 or high >= size:
                 wrong = shard["ids"][shard["mask"].bool()]
                 raise BadInput(
-                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at {size - 1}"
+                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at "
+                    f"{size - 1}; use the target that made them, or extract again"
                 )
             filled += len(ids)
             tokens += len(ids)

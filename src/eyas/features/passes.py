@@ -27,7 +27,7 @@ VOCABULARY_PART = 8192  # ids whose rows of a stored head are made float32 at a 
 # Padding of one pass at most, in tokens: what a pass costs beyond its tokens, so that another pass is cheaper. Measured
 # on one core (SmolLM2: 30 on each pass); an accelerator waits for the host longer than it computes a few hundred.
 PADDING, PADDING_OF_ACCELERATORS = 32, 512
-SMALLER = "lower --batch-tokens, then --max-length (a conversation is never cut into two passes); what is done is kept"
+SMALLER = "lower --batch-tokens, then --max-length: a conversation is never cut into two passes"
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, max_padding: int = PADDING) -> Iterator[list[int]]:

@@ -133,7 +133,7 @@ def _like(only: str) -> str:
     ids = {*REMEDIES, *(group(name).id for name in MEASURED)}
     if only in ids:
         return ""
-    near = difflib.get_close_matches(only, ids, n=1)
+    near = difflib.get_close_matches(only, ids, n=1, cutoff=0.8)
     meant = f"did you mean {near[0]}? " if near else ""
     return f"No operation mends {only}: {meant}`eyas doctor` prints the ids of what it finds"
 

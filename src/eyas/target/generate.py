@@ -40,7 +40,7 @@ HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and log
 # Largest difference that counts as rounding, as a share of the largest state. Products of other shapes are summed in
 # another order: SmolLM2's 30 blocks make 1e-5 of that in float32 on one CPU, nothing on another; a wrong position 0.1.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.5, torch.float16: 0.06}
-FEWER = "lower --slots, or --max-new-tokens; answers that are done are kept"
+FEWER = "lower --slots (answers that are done are kept), or --max-new-tokens"
 Step = Callable[[torch.Tensor, Pass], torch.Tensor]
 
 

@@ -143,7 +143,7 @@ def _content_key(gguf: Path) -> str:
                 file.seek(place)
                 digest.update(file.read(PIECE))
     except OSError as error:
-        raise BadInput(f"{gguf} cannot be read ({error.strerror})") from error
+        raise BadInput(f"{gguf} cannot be read ({error.strerror}); check the path and its permissions") from error
     return digest.hexdigest()
 
 

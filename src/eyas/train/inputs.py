@@ -189,7 +189,9 @@ def _changed(draft: Draft, change: Mapping[str, Any], name: str) -> Draft:
         has = getattr(draft.conventions, key)
         kinds = (int, type(None)) if key == "sliding_window" else (float, int) if type(has) is float else (type(has),)
         if type(value) not in kinds:
-            raise BadInput(f"change.{key} = {value!r}: {name} has {has!r}, another of that kind is needed")
+            raise BadInput(
+                f"change.{key} = {value!r}: {name} has {has!r}, another of that kind is needed; give such a value"
+            )
     other = Draft(draft.shape, draft.conventions.with_(Known.DECLARED, **change))
     if draft.embed_tokens is not None:
         other.set_embedding(draft.embed_tokens.weight.detach())

@@ -38,8 +38,8 @@ from .record import METRICS, Recorder
 from .settings import TrainSettings
 
 REMEDY = (
-    "lower train.micro_tokens (--set micro_tokens=1024; same steps, same losses), keep less with --set recompute=true, or "
-    "extract with a smaller --max-length; what was saved last goes on by the same command"
+    "give --set recompute=true, with which the same run goes on and keeps less; or begin anew in another --out, with a "
+    "smaller --set micro_tokens=… or features of a smaller --max-length"
 )
 
 
@@ -280,7 +280,7 @@ class Run:
         if not docs:
             return f"training step {self.step}"
         return (
-            f"training step {self.step}, over {int(lengths.sum()):,} tokens at once (micro_tokens = {s.micro_tokens:,}, "
+            f"training step {self.step}, on {int(lengths.sum()):,} tokens at once (micro_tokens = {s.micro_tokens:,}, "
             f"the longest document has {int(lengths.max()):,}), unrolled {s.ttt_steps} times on {self.device}"
         )
 
