@@ -21,7 +21,7 @@ SAYS = re.compile(
     r"CUBLAS_STATUS_ALLOC_FAILED|unable to mmap",
     re.IGNORECASE,
 )
-ASKED = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<said>[\d.]+ [KMGTP]iB)", re.IGNORECASE)
+ASKED = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<said>[\d.]+ [KMGTPE]iB)", re.IGNORECASE)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -43,11 +43,11 @@ def wanted(error: BaseException) -> str:
 
 def size_of(number: float) -> str:
     """Bytes with the unit in which they have one to four digits before the point."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if number < 1024:
             return f"{number:,.0f} bytes" if unit == "bytes" else f"{number:,.1f} {unit}"
         number /= 1024
-    return f"{number:,.1f} TiB"
+    return f"{number:,.1f} EiB"
 
 
 @contextlib.contextmanager

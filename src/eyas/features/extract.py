@@ -32,6 +32,7 @@ from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, Sh
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
+from eyas.machine import check_device
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -77,6 +78,8 @@ def extract(
     began = time.monotonic()
     out = Path(out_dir)
     check_out(out, STAGE)
+    if not isinstance(target, Target) and spread is None and device != "auto":
+        check_device(device)
     folder = target.dir if isinstance(target, Target) else Path(target)
     facts = target.facts if isinstance(target, Target) else read_facts(folder)
     meta = feature_meta(folder, facts, taps)

@@ -129,7 +129,8 @@ def fuse(overlay: Overlay, names: list[str]) -> Overlay:
         parts = [name.replace(kind, part) for part in FUSED[kind]] if kind else []
         missing = [part for part in parts if part not in overlay.tensors]
         if kind is None or missing or name in overlay.tensors:
-            raise BadInput(f"fuse: {name}: {f'there is no {missing[0]}' if missing else 'no such fused projection'}")
+            why = f"there is no {missing[0]}" if missing else "no such fused projection"
+            raise BadInput(f"fuse: {name}: {why}; leave it out")
         held = [overlay.tensors[part] for part in parts]
         if len({(ref.dtype, ref.shape[1:]) for ref in held}) > 1:
             raise BadInput(f"fuse: {', '.join(parts)} differ in dtype or width; cast them first")

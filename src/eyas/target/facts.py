@@ -148,7 +148,7 @@ def read_facts(folder: str | Path) -> TargetFacts:
             if text.get(key) is not None:
                 return text[key]
         if default is None:
-            raise BadInput(f"{where}: none of {', '.join(SPELLINGS[name])} is there; is this a causal language model?")
+            raise BadInput(f"{where}: none of {', '.join(SPELLINGS[name])} is there; name a causal language model")
         return default
 
     hidden, heads = get("hidden_size"), get("num_heads")

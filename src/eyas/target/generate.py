@@ -387,6 +387,12 @@ def make_generator(
     return PlainGenerator(target, **how)
 
 
+def stepped(generator: Generator | PlainGenerator) -> list[Generated]:
+    """One `step`; raises OutOfMemory with the options that take less."""
+    with spending(f"answering {generator.active} prompts at once", FEWER):
+        return generator.step()
+
+
 def run_all(
     generator: Generator | PlainGenerator, requests: Iterable[Request], lookahead: int = 256
 ) -> Iterator[Generated]:
@@ -400,6 +406,4 @@ def run_all(
                 exhausted = request is None
                 if request is not None:
                     generator.add(request)
-            with spending(f"answering {generator.active} prompts at once", FEWER):
-                ended = generator.step()
-            yield from ended
+            yield from stepped(generator)

@@ -137,7 +137,7 @@ def _content_key(gguf: Path) -> str:
         size = gguf.stat().st_size
         with gguf.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise BadInput(f"{gguf} does not start with the letters GGUF; is the download complete?")
+                raise BadInput(f"{gguf} does not start with the letters GGUF; download it again")
             digest = hashlib.sha256(str(size).encode())
             for place in sorted({max(0, (size - PIECE) * i // 15) for i in range(16)}):
                 file.seek(place)

@@ -76,8 +76,9 @@ class Target:
             except OutOfMemory:
                 raise
             except Exception as error:
-                hint = ("" if trust_remote_code else _remote_code_hint(error)) or "; download it again, or update transformers"
-                raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
+                hint = "" if trust_remote_code else _remote_code_hint(error)
+                remedy = hint or "; download it again, or update transformers"
+                raise EyasError(f"{folder}: transformers cannot load this target ({error}){remedy}") from error
             if not spread:
                 with spending(loading, TOO_LARGE):
                     model = model.to(device)

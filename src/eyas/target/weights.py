@@ -56,7 +56,7 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
             return {str(tensor): inside[str(file)] for tensor, file in listed.items()}
     if (folder / "adapter_config.json").is_file():
         raise BadInput(f"{folder} holds an adapter, not a model; merge it into its base model and name that folder")
-    raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; is it a Hugging Face model folder?")
+    raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; name a Hugging Face model folder")
 
 
 def missing_files(folder: str | Path) -> list[str]:
