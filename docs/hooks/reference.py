@@ -76,8 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def _modules() -> str:
     rows = [f"| [`{name}`]({name}.md) | {_cell(_first_line(name))} |" for name in MODULES]
     intro = (
-        "What a program may import. Docstrings say shapes, units, what is raised and where a rule comes from. Until 1.0 "
-        "these may change between minor versions; CHANGELOG.md says so then."
+        "What a program may import. Docstrings say shapes, units, what is raised and where a rule comes from. Until "
+        "1.0 these may change between minor versions; CHANGELOG.md says so then."
     )
     return "\n".join(["# Python", "", intro, "", "| module | what lives there |", "|---|---|", *rows, ""])
 

@@ -114,6 +114,7 @@ class ChainDrafter:
         self.ids = vocab_map.ids.to(draft.fc.weight.device)  # int64 [D]
 
     def start(self, rule: Rule) -> None:
+        """An empty cache; `rule` chooses the drafts."""
         self.rule, self.cache = rule, _Cache(self.draft.shape.num_layers)
 
     @torch.no_grad()
@@ -128,6 +129,7 @@ class ChainDrafter:
 
     @torch.no_grad()
     def propose(self, k: int, slots: Slots) -> Proposal:
+        """k tokens for each sequence [B, k], target ids; the cache is afterwards as it was."""
         kept, h = self.cache.length, self.h
         ids, odds = [], []
         for step in range(1, k + 1):
@@ -142,6 +144,7 @@ class ChainDrafter:
         return Proposal(torch.stack(ids, 1), torch.stack(odds, 1) if odds else None)
 
     def select(self, rows: torch.Tensor, order: torch.Tensor) -> None:
+        """Keep sequences `rows`, their keys at slots `order`."""
         self.cache.select(rows, order)
         self.h = self.h[rows]
 
