@@ -321,16 +321,16 @@ def check_out(out: str | os.PathLike[str], stage: str) -> None:
         there = there.parent
     if not there.is_dir():
         raise BadInput(f"--out {out}{'' if there == folder else f': {there}'} is a file; choose a folder")
+    if (folder / MANIFEST).exists():
+        try:
+            found = read_manifest(folder)["stage"]
+        except BadInput:  # damaged: the stage is run again
+            found = stage
+        if found != stage:
+            raise BadInput(f"--out {out} is what `eyas {found}` wrote; choose another --out")
+        return  # maybe finished, and then only read
     if not os.access(there, os.W_OK | os.X_OK):
         raise BadInput(f"--out {out}: {there} may not be written to; choose another --out, or mend its permissions")
-    if not (folder / MANIFEST).exists():
-        return
-    try:
-        found = read_manifest(folder)["stage"]
-    except BadInput:  # damaged: the stage is run again
-        return
-    if found != stage:
-        raise BadInput(f"--out {out} is what `eyas {found}` wrote; choose another --out")
 
 
 def check_files(directory: str | os.PathLike[str], *, hashes: bool = True) -> None:
