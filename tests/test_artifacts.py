@@ -226,3 +226,21 @@ def test_a_manifest_that_is_none_is_refused_by_name(tmp_path: Path, text: str):
 def test_no_manifest_says_that_the_stage_did_not_finish(tmp_path: Path):
     with pytest.raises(BadInput, match="no stage finished there"):
         artifacts.read_manifest(tmp_path)
+
+
+def test_a_folder_of_another_stage_a_file_and_a_closed_folder_are_refused(tmp_path, monkeypatch):
+    artifacts.check_out(tmp_path / "new/deeper", "vocab")
+    artifacts.write_manifest(tmp_path / "made", "train", inputs={})
+    artifacts.check_out(tmp_path / "made", "train")
+    with pytest.raises(BadInput, match="is what `eyas train` wrote; choose another --out"):
+        artifacts.check_out(tmp_path / "made", "vocab")
+    (tmp_path / "file").write_text("x")
+    for place in ("file", "file/below"):
+        with pytest.raises(BadInput, match="file is a file; choose a folder"):
+            artifacts.check_out(tmp_path / place, "vocab")
+    (tmp_path / "made/manifest.json").write_text("torn")
+    artifacts.check_out(tmp_path / "made", "vocab")  # nothing that could be lost
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    artifacts.check_out(tmp_path / "made", "vocab")
+    with pytest.raises(BadInput, match="may not be written to"):
+        artifacts.check_out(tmp_path / "new", "vocab")

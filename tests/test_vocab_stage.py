@@ -19,6 +19,7 @@ from eyas.features import count
 from eyas.features.count import count_supervised, make_vocab
 from eyas.features.layout import FeatureMeta
 from eyas.features.writer import ShardBuffer, ShardWriter, plan_digest
+from eyas.target.source import tokenizer_fingerprint
 from eyas.target.tokens import special_ids, token_ids
 from eyas.vocab import VocabMap
 
@@ -26,10 +27,14 @@ V, H = 300, 4
 
 
 def write_features(
-    folder: Path, docs: list[tuple[list[int], list[int]]], target: str = "a" * 64, vocab: int = V
+    folder: Path,
+    docs: list[tuple[list[int], list[int]]],
+    target: str = "a" * 64,
+    vocab: int = V,
+    tokenizer: str = "b" * 64,
 ) -> Path:
     """One shard a document: (ids, mask)."""
-    meta = FeatureMeta(H, vocab, Conventions(taps=(1, 2, 4), num_target_layers=6), target, "b" * 64, "c" * 64)
+    meta = FeatureMeta(H, vocab, Conventions(taps=(1, 2, 4), num_target_layers=6), target, tokenizer, "c" * 64)
     writer = ShardWriter(folder, meta)
     for k, (ids, mask) in enumerate(docs):
         rows, n = [torch.tensor(ids, dtype=torch.int32), torch.tensor(mask, dtype=torch.uint8)], len(ids)
@@ -110,7 +115,9 @@ def test_what_does_not_belong_together_is_refused(features: Path, tmp_path: Path
     assert not (tmp_path / "vocab").exists(), "a refusal leaves nothing behind"
 
 
-def test_the_command_prints_what_a_person_or_a_program_reads(features: Path, tiny_target: Path, tmp_path: Path):
+def test_the_command_prints_what_a_person_or_a_program_reads(tiny_target: Path, tmp_path: Path):
+    docs = [([9, 40, 40, 41], [0, 1, 1, 1]), ([9, 40, 200], [0, 1, 1])]
+    features = write_features(tmp_path / "features", docs, tokenizer=tokenizer_fingerprint(tiny_target))
     arguments = [str(features), "--size", "8", "--out", str(tmp_path / "vocab"), "--target", str(tiny_target)]
     result = CliRunner().invoke(command, [*arguments, "--always-id", "123", "--json"], catch_exceptions=False)
     told = json.loads(result.stdout)
@@ -215,10 +222,13 @@ def test_answers_of_conversations_are_counted_before_any_extraction(tiny_target:
             {"prompt_token_ids": [40, 2], "response_token_ids": [200, 40]}, {"nothing": 1}]  # fmt: skip
     talks = tmp_path / "talks.jsonl"
     talks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target)
+    with pytest.raises(BadInput, match=r"talks\.jsonl, line 3 .*--skip-bad"):
+        make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target)
+    report = make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target, skip_bad=True)
+    assert report.set_aside == {"malformed": 1}
     assert VocabMap.load(tmp_path / "vocab").counts[[2, 40, 41, 200]].tolist() == [0, 3, 1, 1]
     assert (report.supervised_tokens, report.observed) == (5, 3)
-    assert make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
+    assert make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target, skip_bad=True).skipped
     talks.write_text(json.dumps(rows[1]) + "\n")
     assert not make_vocab(talks, tmp_path / "vocab", 4, target_dir=tiny_target).skipped
     with pytest.raises(BadInput, match=r"talks\.jsonl.*--target"):

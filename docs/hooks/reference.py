@@ -1,13 +1,15 @@
-"""What the site holds beside the files of docs/: a page for each command, and the catalogue in the navigation.
+"""What the site holds beside the files of docs/: a page for each command and each public module, and the catalogue in
+the navigation.
 
     make docs
 
-The pages are made from the click commands themselves, whose modules import nothing heavy, and end in no file of the
-repository.
+The pages of the commands are made from the click commands themselves, whose modules import nothing heavy; those of the
+modules by mkdocstrings, which reads the source and imports nothing. Neither end in a file of the repository.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -20,6 +22,29 @@ from mkdocs.structure.files import File, Files
 from eyas.cli import VERBS, cli
 
 FOLDER = "reference/cli"
+PYTHON = "reference/python"
+# What may be imported by others, in the order in which one meets it. A new public module is one line here.
+MODULES = (
+    "eyas.errors",
+    "eyas.conventions",
+    "eyas.vocab",
+    "eyas.draft.shape",
+    "eyas.draft.model",
+    "eyas.draft.directory",
+    "eyas.draft.checkpoint",
+    "eyas.features.reader",
+    "eyas.train.settings",
+    "eyas.train.objective",
+    "eyas.train.loop",
+    "eyas.decode.step",
+    "eyas.decode.acceptance",
+    "eyas.decode.replay",
+    "eyas.decode.prove",
+    "eyas.doctor.diagnosis",
+    "eyas.export.write",
+    "eyas.engines.served.record",
+    "eyas.measure.counting",
+)
 LINE = re.compile(r"^\| \[`(EY-[A-Z0-9-]+)`\]\(\1\.md\)")
 HEADING = re.compile(r"^(##|###) (.+)$")
 
@@ -34,15 +59,33 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 pages += _catalogue(index)
             elif title == "Reference":
                 pages.insert(0, {"Command line": [f"{FOLDER}/index.md", *verbs]})
+                modules: list[Any] = [{name: f"{PYTHON}/{name}.md"} for name in MODULES]
+                pages.insert(1, {"Python": [f"{PYTHON}/index.md", *modules]})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the commands."""
-    pages = {"index": _overview()} | {name: _command(name) for name in VERBS}
+    """Add the pages of the commands and of the modules."""
+    pages = {f"{FOLDER}/index": _overview()} | {f"{FOLDER}/{name}": _command(name) for name in VERBS}
+    pages |= {f"{PYTHON}/index": _modules()} | {f"{PYTHON}/{name}": f"# {name}\n\n::: {name}\n" for name in MODULES}
     for name, text in pages.items():
-        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=text))
+        files.append(File.generated(config, f"{name}.md", content=text))
     return files
+
+
+def _modules() -> str:
+    rows = [f"| [`{name}`]({name}.md) | {_cell(_first_line(name))} |" for name in MODULES]
+    intro = (
+        "What a program may import. Docstrings say shapes, units, what is raised and where a rule comes from. Until "
+        "1.0 these may change between minor versions; CHANGELOG.md says so then."
+    )
+    return "\n".join(["# Python", "", intro, "", "| module | what lives there |", "|---|---|", *rows, ""])
+
+
+def _first_line(module: str) -> str:
+    """The first paragraph of a module's docstring, without importing it."""
+    text = (Path("src") / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].split("   ")[0]
 
 
 def _catalogue(index: str) -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 from eyas.chat import Unusable, render, shared_prefix
 from eyas.dialogue import Dialogue, Outcome, Reply
 from eyas.features.recorded import RecordingWriter, StatesMeta
-from eyas.target.generate import make_generator
+from eyas.target.generate import make_generator, stepped
 from eyas.target.model import Target
 from eyas.target.record import Recorder, Recording
 from eyas.target.requests import Generated, Request
@@ -110,6 +110,6 @@ def answer_locally(
             if not generator.waiting and not generator.active:
                 return generator.generated_tokens
             # Every answer of a step is noted, though the first may complete the work.
-            complete = [advance(answer) for answer in generator.step()]
+            complete = [advance(answer) for answer in stepped(generator)]
             if any(complete):
                 return generator.generated_tokens

@@ -309,6 +309,30 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
+def check_out(out: str | os.PathLike[str], stage: str) -> None:
+    """Raise BadInput where `out` cannot become a folder of `stage`, before anything is computed for it.
+
+    That is: a file is there or on the way to it, it may not be written, or another stage finished there, whose manifest
+    and files would be lost.
+    """
+    folder = Path(out)
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise BadInput(f"--out {out}{'' if there == folder else f': {there}'} is a file; choose a folder")
+    if (folder / MANIFEST).exists():
+        try:
+            found = read_manifest(folder)["stage"]
+        except BadInput:  # damaged: the stage is run again
+            found = stage
+        if found != stage:
+            raise BadInput(f"--out {out} is what `eyas {found}` wrote; choose another --out")
+        return  # maybe finished, and then only read
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(f"--out {out}: {there} may not be written to; choose another --out, or mend its permissions")
+
+
 def check_files(directory: str | os.PathLike[str], *, hashes: bool = True) -> None:
     """Raise BadInput, naming the first file that the manifest of `directory` lists and that is missing or changed."""
     folder = Path(directory)

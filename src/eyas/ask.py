@@ -21,7 +21,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import MANIFEST, atomic_write, is_current, read_manifest, remove_leftovers, write_manifest
+from eyas.artifacts import (
+    MANIFEST,
+    atomic_write,
+    check_out,
+    is_current,
+    read_manifest,
+    remove_leftovers,
+    write_manifest,
+)
 from eyas.dialogue import answer_seed
 from eyas.errors import BadInput
 from eyas.journal import Journal
@@ -63,7 +71,10 @@ def ask(
 
     how = how or Asking()
     if count < 1 or not how.openings:
-        raise BadInput(f"count = {count}, {len(how.openings)} openings: at least one of each is needed")
+        raise BadInput(
+            f"count = {count}, {len(how.openings)} openings: at least one of each is needed; raise the one that is 0"
+        )
+    check_out(out_dir, STAGE)
     inputs = identify(target_dir)
     settings = {k: v for k, v in asdict(how).items() if k not in ("slots", "trust_remote_code")}
     settings["openings"] = list(how.openings)
@@ -152,8 +163,14 @@ def place_of_user(tokenizer: Any) -> tuple[list[int], list[int]]:
     try:
         a, b = (render(tokenizer, [{"role": "user", "content": text}]) for text in words)
     except Unusable as error:
-        raise BadInput(f"the target's chat template takes no lone user message ({error}), so it cannot ask") from error
+        raise BadInput(
+            f"the target's chat template takes no lone user message ({error}), so it cannot ask; name another "
+            "target, or write the prompts yourself"
+        ) from error
     head, tail = common_length(a, b), common_length(a[::-1], b[::-1])
     if not head or a == b:
-        raise BadInput("the target's chat template puts nothing before a user's message, so it cannot ask by itself")
+        raise BadInput(
+            "the target's chat template puts nothing before a user's message, so it cannot ask by itself; name an "
+            "instruction-tuned target, or write the prompts yourself"
+        )
     return a[:head], a[len(a) - tail :][:1]

@@ -216,7 +216,9 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or error}).") from error
+        raise BadInput(
+            f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or error}); mend the line."
+        ) from error
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -235,14 +237,16 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BadInput(f"--override '{override}': '{text}' is not a YAML value.") from error
+        raise BadInput(f"--override '{override}': '{text}' is not a YAML value; quote it.") from error
     inner = values
     for part in path[:-1]:
         if inner.get(part) is None:
             inner[part] = {}
         inner = inner[part]
         if not isinstance(inner, dict):
-            raise BadInput(f"--override '{override}': '{part}' is a single value, not a section.")
+            raise BadInput(
+                f"--override '{override}': '{part}' is a single value, not a section; name the field itself."
+            )
     inner[path[-1]] = value
 
 

@@ -21,3 +21,7 @@ class Mismatch(EyasError):
     """Two artifacts that do not belong together: another target, tokenizer, template, taps or map (exit code 3)."""
 
     exit_code = 3
+
+
+class OutOfMemory(EyasError):
+    """An allocation failed: the message says in what, and which setting makes it less (exit code 1)."""

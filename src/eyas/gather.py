@@ -134,7 +134,10 @@ def split_conversations(conversations: Path, heldout: int, seed: int, out: Path)
             raise BadInput(f"{conversations}, line {number}: expected a JSON object, one a line ({error}).") from error
         ranks.append(hashlib.sha256(f"{seed}/{name}".encode()).hexdigest())
     if len(set(ranks)) < 5:
-        raise BadInput(f"{conversations} holds {len(set(ranks))} conversations; at least 5 are needed to hold one out.")
+        raise BadInput(
+            f"{conversations} holds {len(set(ranks))} conversations; at least 5 are needed to hold one out; give "
+            "more prompts."
+        )
     kept_out = set(sorted(set(ranks))[: min(heldout, len(set(ranks)) // 5)])
     parts: dict[str, list[bytes]] = {TRAIN: [], HELD_OUT: []}
     for rank, line in zip(ranks, lines, strict=True):

@@ -7,7 +7,12 @@ import ctypes
 import functools
 import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from eyas.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -64,6 +69,26 @@ def native_bfloat16(device: str = "cpu") -> bool:
     if device != "cpu":
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """The device of that name. Raises BadInput where this machine has none, before anything is loaded for it."""
+    import torch
+
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise BadInput(
+            f"device {str(device)!r} cannot be used here: expected cpu, cuda, or one of several such as cuda:1"
+        ) from error
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).splitlines()[0]
+        raise BadInput(
+            f"device {str(device)!r} cannot be used here: {said}; give --device cpu, or mend that"
+        ) from error
+    return found
 
 
 def round_up(size: int, multiple: int) -> int:

@@ -84,7 +84,9 @@ class Cluster:
             ray.init(address=self.address or "local", **how)
         except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError) as error:
             where = f"--ray-address {self.address}" if self.address else "on this machine"
-            raise EyasError(f"Ray cannot be reached ({where}): {error}") from error
+            raise EyasError(
+                f"Ray cannot be reached ({where}): {error}; check --ray-address, or leave it out to start Ray here"
+            ) from error
         try:
             yield
         finally:

@@ -141,7 +141,8 @@ def load_prompts(source: str | Path, *, skip_bad: bool = False, limit: int | Non
         if limit is not None and len(out.prompts) >= limit:
             break
     if not out.prompts:
-        raise BadInput(f"{source}: no prompt can be used ({len(out.bad)} malformed rows). {EXPECTED.capitalize()}.")
+        why = f"{len(out.bad)} malformed rows" if out.bad else "it is empty"
+        raise BadInput(f"{source}: no prompt can be used ({why}). {EXPECTED.capitalize()}.")
     return out
 
 
@@ -196,7 +197,10 @@ def _json_lines(path: Path) -> Iterator[Any]:
                 try:
                     yield from json.loads(file.read())
                 except ValueError as error:
-                    raise BadInput(f"{path}: begins as a JSON array, but is none ({error}).") from error
+                    raise BadInput(
+                        f"{path}: begins as a JSON array, but is none ({error}); write one object a line, or close "
+                        "the array."
+                    ) from error
                 return
             file.seek(0)
             for line in file:
@@ -214,7 +218,7 @@ def _parquet(path: Path) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
     except (OSError, ArrowException) as error:
-        raise BadInput(f"{path} cannot be read as Parquet ({error}).") from error
+        raise BadInput(f"{path} cannot be read as Parquet ({error}); copy it again, or name a JSONL file.") from error
 
 
 def _dataset(spec: str) -> Iterable[Any]:
@@ -231,7 +235,8 @@ def _dataset(spec: str) -> Iterable[Any]:
         return load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # the package raises what its many backends raise
         raise BadInput(
-            f"dataset '{spec}' cannot be loaded ({error}). The form is id, id:config, id@split or id:config@split."
+            f"dataset '{spec}' cannot be loaded ({error}). The form is id, id:config, id@split or id:config@split; "
+            "check the name, or download it and name its file."
         ) from error
 
 

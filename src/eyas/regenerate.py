@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.artifacts import (
     MANIFEST,
     atomic_path,
+    check_out,
     is_current,
     read_manifest,
     remove_leftovers,
@@ -115,11 +116,12 @@ def regenerate(
     """
     given = prompts if isinstance(prompts, Prompts) else Prompts(list(prompts))
     if not given.prompts:
-        raise BadInput("there is no prompt to answer.")
+        raise BadInput("there is no prompt to answer; give at least one.")
     if target_dir is None and server is None:
         raise BadInput("regenerate needs a target to load or the address of a server (--base-url).")
     if spread is not None and (record_states or server is not None):
         raise BadInput("workers answer with the target itself and record no states: leave out the server, the states.")
+    check_out(out_dir, STAGE)
     started = time.monotonic()
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if server is not None:

@@ -110,7 +110,10 @@ class VocabMap:
         chosen = tuple(sorted({int(i) for i in always}))
         outside = [i for i in chosen if not 0 <= i < counts.numel()]
         if outside:
-            raise BadInput(f"ids {outside} cannot be in the map: the target's ids run from 0 to {counts.numel() - 1}")
+            raise BadInput(
+                f"ids {outside} cannot be in the map: the target's ids run from 0 to {counts.numel() - 1}; leave "
+                "them out"
+            )
         if not 1 <= size <= counts.numel():
             raise BadInput(f"draft vocabulary size {size}: expected 1 to {counts.numel()}, the target's vocabulary")
         if len(chosen) > size:
@@ -181,7 +184,10 @@ class VocabMap:
         counts = _checked_counts(counts, self.target_size)
         total = int(counts.sum())
         if total == 0:
-            raise BadInput("coverage of no tokens at all: the counts are all zero; is the loss mask empty?")
+            raise BadInput(
+                "coverage of no tokens at all: the counts are all zero; is the loss mask empty? Look at `eyas "
+                "extract --show`"
+            )
         return int(counts[self.ids].sum()) / total
 
     def recut(self, size: int, always: Iterable[int] = ()) -> VocabMap:
@@ -218,7 +224,10 @@ class VocabMap:
         tensors, metadata = _load(path)
         missing = {"d2t", "t2d"} - set(tensors)
         if missing:
-            raise BadInput(f"{path}: {' and '.join(sorted(missing))} missing, so it is not a vocabulary map")
+            raise BadInput(
+                f"{path}: {' and '.join(sorted(missing))} missing, so it is not a vocabulary map; give what `eyas "
+                "vocab` wrote"
+            )
         try:
             named = cls.from_t2d(tensors["t2d"])
             always = tuple(int(i) for i in metadata.get("always", "").split(",") if i)
@@ -265,11 +274,13 @@ def _checked_counts(counts: torch.Tensor, target_size: int) -> torch.Tensor:
     counts = _whole_numbers(counts, "counts")
     if counts.numel() != target_size:
         raise BadInput(
-            f"counts of {counts.numel()} ids, but the target has {target_size}; were they made with another one?"
+            f"counts of {counts.numel()} ids, but the target has {target_size}; were they made with another one? "
+            "Count with this target"
         )
     if counts.numel() and int(counts.min()) < 0:
         raise BadInput(
-            f"counts: id {int(counts.argmin())} was counted {int(counts.min())} times; counts are never negative"
+            f"counts: id {int(counts.argmin())} was counted {int(counts.min())} times; counts are never negative; "
+            "count again (`eyas vocab`)"
         )
     return counts
 

@@ -48,10 +48,16 @@ class Heard:
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.accepted < 0 or (self.accepted and not self.rounds):
-            raise BadInput(f"{self.accepted} accepted drafts in {self.rounds} rounds: no server counts that")
+            raise BadInput(
+                f"{self.accepted} accepted drafts in {self.rounds} rounds: no server counts that; check `rounds` "
+                "and `accepted`"
+            )
         most = max(self.k or 0, len(self.at_least)) or None
         if most and self.accepted > most * self.rounds:
-            raise BadInput(f"{self.accepted} accepted drafts in {self.rounds} rounds of {most}: no server counts that")
+            raise BadInput(
+                f"{self.accepted} accepted drafts in {self.rounds} rounds of {most}: no server counts that; check "
+                "`rounds`, `accepted` and `k`"
+            )
 
     @property
     def tau(self) -> float:
@@ -117,7 +123,10 @@ def _text(canary: Mapping[str, Any], heard: Heard) -> dict[str, Any]:
     if not heard.tokens:
         return {}
     if len(heard.tokens) != len(wanted):
-        raise Mismatch(f"{len(heard.tokens)} answers, but the canary has {len(wanted)} prompts")
+        raise Mismatch(
+            f"{len(heard.tokens)} answers, but the canary has {len(wanted)} prompts; ask it all prompts of "
+            "canary.json, in their order"
+        )
     common = [common_length(a, b) for a, b in zip(wanted, heard.tokens, strict=True)]
     differ = [c for c, w in zip(common, wanted, strict=True) if c < len(w)]
     return {"same": len(wanted) - len(differ), "of": len(wanted), "first_difference": min(differ, default=None),
@@ -198,7 +207,9 @@ def of_file(path: str | Path) -> Heard:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as JSON ({error})") from None
+        raise BadInput(
+            f"{path} cannot be read as JSON ({error}); --check takes an object with `rounds` and `accepted`"
+        ) from None
     if not isinstance(value, Mapping) or not all(type(value.get(n)) is int for n in ("rounds", "accepted")):
         raise BadInput(f"{path}: expected an object with whole numbers `rounds` and `accepted`")
     try:

@@ -45,8 +45,10 @@ def heard_at(canary: Mapping[str, Any], url: str, *, engine: str | None = None, 
     found = all_rounds(name, replies)
     lost = [i for i, rounds in enumerate(found) if rounds is None]
     if lost:
-        raise EyasError(f"{url} ({name}) does not say what it accepted of {len(lost)} of {len(found)} prompts; does it "
-                        f"serve a draft, and with its per-request counts on?")  # fmt: skip
+        raise EyasError(
+            f"{url} ({name}) does not say what it accepted of {len(lost)} of {len(found)} prompts; does it serve a "
+            "draft, and with its per-request counts on? Start it as `eyas serve --print` shows"
+        )  # fmt: skip
     rounds = [r for r in found if r is not None]
     k, each = int(canary["k"]), tuple(r.each for r in rounds)
     at_least: tuple[int, ...] = ()

@@ -61,7 +61,10 @@ def vocabulary(answers: torch.Tensor, size: int, seed: int) -> VocabMap:
     while wanted > MULTIPLE and wanted > 3 * size // 4:
         wanted -= MULTIPLE
     if not len(said) < wanted < size:
-        raise BadInput(f"the answers hold {len(said)} of {size} tokens, too many for a map that leaves some out")
+        raise BadInput(
+            f"the answers hold {len(said)} of {size} tokens, too many for a map that leaves some out; give fewer "
+            "prompts (--count)"
+        )
     free = torch.ones(size, dtype=torch.bool)
     free[said] = False
     free[: int(said[0]) + 1 if int(said[0]) < 8 else 1] = False  # a gap below everything
@@ -70,7 +73,9 @@ def vocabulary(answers: torch.Tensor, size: int, seed: int) -> VocabMap:
     spare = free.nonzero().squeeze(1)
     need = wanted - len(said)
     if len(spare) < need:
-        raise BadInput(f"a target vocabulary of {size} ids leaves no room for {need} decoys")
+        raise BadInput(
+            f"a target vocabulary of {size} ids leaves no room for {need} decoys; give fewer prompts (--count)"
+        )
     picked = spare[torch.randperm(len(spare), generator=torch.Generator().manual_seed(seed))[:need]]
     return VocabMap.from_absolute(torch.cat([said, picked]).sort().values, size)
 

@@ -79,7 +79,10 @@ def record(
     room = facts.max_position or (1 << 30)
     requests = [Request(i, ids) for i, ids in enumerate(texts) if 0 < len(ids) <= room - more]
     if not requests:
-        raise BadInput(f"{folder}: none of the prompts leaves room for {more} tokens in {room} positions")
+        raise BadInput(
+            f"{folder}: none of the prompts leaves room for {more} tokens in {room} positions; give shorter prompts "
+            "(--prompts)"
+        )
     tell(f"the target answers {len(requests)} prompts")
     generator = make_generator(target, slots=len(requests), max_new_tokens=more, eos_ids=(), stop_loops=False)
     answers = {answer.key: list(answer.ids) for answer in run_all(generator, requests)}

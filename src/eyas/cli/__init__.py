@@ -100,8 +100,10 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the console script and of `python -m eyas`."""
+    from eyas.cli.failures import explained, interrupted, verb_of
     from eyas.errors import EyasError
 
+    verb = verb_of(sys.argv[1:] if argv is None else argv, VERBS)
     try:
         cli.main(args=argv, prog_name="eyas", standalone_mode=False)
         sys.stdout.flush()
@@ -112,13 +114,16 @@ def main(argv: list[str] | None = None) -> NoReturn:
         error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
+        click.echo(f"eyas: {interrupted(verb)}", err=True)
         code = 130
-    except EyasError as error:
-        rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
-        click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
-        code = error.exit_code
     except BrokenPipeError:
         _hush()
         code = 0
+    except Exception as error:
+        told = error if isinstance(error, EyasError) else explained(error, verb)
+        if told is None:  # a bug keeps its traceback
+            raise
+        rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
+        click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {told}", err=True)
+        code = told.exit_code
     sys.exit(code)

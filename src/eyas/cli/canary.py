@@ -66,10 +66,13 @@ def command(
     count: int | None, budget: str, seed: int, device: str, trust_remote_code: bool, force: bool,
     engines: tuple[str, ...], dtype: str, url: str | None, measured: Path | None, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
+    from eyas.canary.check import of_file
     from eyas.canary.make import read
     from eyas.target.source import resolve_target
 
     _check_asked(engines, url, measured, extra)
+    if measured is not None:
+        of_file(measured)  # before minutes are spent on making the canary
     folder = resolve_target(target)
     asks = bool(engines or url or measured)
     if force or not (asks and out.is_dir() and any(out.iterdir())):
@@ -90,7 +93,7 @@ def command(
 def _make(folder: Path, out: Path, budget: str, force: bool, options: dict[str, Any]) -> dict[str, Any]:
     from eyas.canary.make import make
     from eyas.cli.doctor import seconds, teller
-    from eyas.train.inputs import check_device
+    from eyas.machine import check_device
 
     check_device(options["device"])
     return make(folder, out, budget=seconds(budget), force=force, tell=teller(), **options)

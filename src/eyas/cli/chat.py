@@ -72,7 +72,9 @@ def command(
     if (draft is None) == (url is None):
         raise click.UsageError("give a DRAFT to decode with, or the --url of an engine that runs one")
     if url is not None and (settings["topk"] or settings["nodes"]):
-        raise click.UsageError("--topk and --nodes are the reference decoder's; an engine drafts as it was started")
+        raise click.UsageError(
+            "--topk and --nodes are the reference decoder's; an engine drafts as it was started; leave them out"
+        )
     if as_json and not says:
         raise click.UsageError("--json has one object to print in the end: say what there is to say with --say")
     from eyas.report.talk_text import Marks
@@ -105,6 +107,7 @@ def colours_wanted() -> bool:
 def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     import torch
 
+    from eyas.cli.pairs import note_other_target
     from eyas.decode.rules import Greedy, Rule, Sampling
     from eyas.decode.step import refuse_uncroppable
     from eyas.decode.tree import make_drafter
@@ -117,6 +120,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     assert draft_dir is not None
     reuse_large_allocations()
     folder, k = resolve_target(settings["target"]), settings["k"]
+    note_other_target(draft_dir, folder)
     dtype, device = getattr(torch, settings["dtype"]), settings["device"]
     target = Target.load(folder, device=device, dtype=dtype, trust_remote_code=settings["trust_remote_code"])
     refuse_uncroppable(target)

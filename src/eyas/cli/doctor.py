@@ -96,7 +96,7 @@ def command(
         folder = resolve_target(target)
     limit, requests, flags = seconds(budget), _prompts(prompts), options(launch)
     if not static:
-        from eyas.train.inputs import check_device
+        from eyas.machine import check_device
 
         check_device(device)
     try:
@@ -128,7 +128,9 @@ def command(
         try:
             atomic_write(html, render(diagnosis))
         except OSError as error:
-            raise BadInput(f"--html {html} cannot be written ({error.strerror})") from error
+            raise BadInput(
+                f"--html {html} cannot be written ({error.strerror}); name a file in a folder that you may write to"
+            ) from error
     if form == "json":
         click.echo(json.dumps(diagnosis))
     elif form == "github":
@@ -165,7 +167,7 @@ def _served(number: float | None, log: Path | None, metrics: str | None) -> Serv
         return from_number(number)
     if log is not None:
         if not log.is_file():
-            raise BadInput(f"{log} is no file; --log takes the server's log")
+            raise BadInput(f"{log} is no file; --log takes the server's log; check the path")
         return from_log(log)
     assert metrics is not None
     if "://" in metrics:

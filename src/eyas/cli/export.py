@@ -88,7 +88,9 @@ def command(
     out = directory or out
     if check is not None:
         if source is not None or out is not None:
-            raise click.UsageError("--check DIR checks a directory and takes no RUN_OR_DRAFT and no OUT")
+            raise click.UsageError(
+                "--check DIR checks a directory and takes no RUN_OR_DRAFT and no OUT; leave them out"
+            )
         _check(check, as_json)
     elif source is None or out is None:
         raise click.UsageError("name what to export and where: eyas export RUN_OR_DRAFT OUT")

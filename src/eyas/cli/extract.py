@@ -148,10 +148,14 @@ def command(
     if len(sources) != 1 and (sources or audit is None):
         raise click.UsageError("name one source: CONVERSATIONS, --from-speculators DIR or --from-specforge DIR")
     if recorded is not None and conversations is None:
-        raise click.UsageError("--recorded goes with CONVERSATIONS; foreign feature files bring their own states")
+        raise click.UsageError(
+            "--recorded goes with CONVERSATIONS; foreign feature files bring their own states; leave it out"
+        )
     computing, on_ray = engine_names(engine, ("hf", "vllm"))
     if conversations is None and (engine != "hf" or engine_python is not None or engine_args):
-        raise click.UsageError("--engine goes with CONVERSATIONS: it computes states, others bring theirs")
+        raise click.UsageError(
+            "--engine goes with CONVERSATIONS: it computes states, others bring theirs; leave it out"
+        )
     if out is None and show is None:
         raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
     if conversations is not None and not conversations.is_file():
@@ -163,7 +167,10 @@ def command(
     folder = resolve_target(target, part="all" if conversations is not None and show is None else "ends")
     if show is not None:
         if conversations is None:
-            raise click.UsageError("--show renders CONVERSATIONS; foreign feature files bring their own masks")
+            raise click.UsageError(
+                "--show renders CONVERSATIONS; foreign feature files bring their own masks; name a file of "
+                "conversations"
+            )
         _show(conversations, folder, _count(show), template_args, max_length, supervise, skip_bad, trust_remote_code,
               as_json)  # fmt: skip
         return
@@ -257,7 +264,7 @@ def _engine(name: str, python: Path | None, arguments: tuple[str, ...]) -> Any:
     """What computes the states; None: the target, here."""
     if name == "hf":
         if python is not None or arguments:
-            raise click.UsageError("--engine-python and --engine-arg go with --engine vllm")
+            raise click.UsageError("--engine-python and --engine-arg go with --engine vllm; add it, or leave them out")
         return None
     from eyas.engines.vllm_states import VllmEngine
     from eyas.features.conversations import parse_key_values

@@ -94,7 +94,7 @@ def command(
     if not engines and url is None:
         raise click.UsageError("give one of --engine (started here), --url (a server that runs) and --log (a file)")
     if url is not None and len(engines) > 1:
-        raise click.UsageError("--url is one server: --engine names what runs there, once")
+        raise click.UsageError("--url is one server: --engine names what runs there, once; leave the others out")
     if url is None and draft is None:
         raise click.UsageError("--engine serves a DRAFT: name its directory")
     result = _measured(draft, target, engines, url, out, given)
@@ -155,14 +155,14 @@ def _writable(out: Path) -> None:
     except OSError as error:
         refused = str(error.strerror)
     if refused:
-        raise BadInput(f"--out {out} cannot be written ({refused})")
+        raise BadInput(f"--out {out} cannot be written ({refused}); name a file in a folder that you may write to")
 
 
 def _words(launch: str) -> list[str]:
     try:
         return shlex.split(launch)
     except ValueError as error:
-        raise click.UsageError(f"--launch is no command line ({error}): {launch}") from error
+        raise click.UsageError(f"--launch is no command line ({error}): {launch}; quote it as a shell would") from error
 
 
 def _levels(text: str) -> list[int]:
@@ -180,7 +180,7 @@ def _log(log: Path, as_json: bool) -> None:
     from eyas.errors import BadInput
 
     if not log.is_file():
-        raise BadInput(f"{log} is no file; --log takes the server's log")
+        raise BadInput(f"{log} is no file; --log takes the server's log; check the path")
     served = from_log(log)
     if as_json:
         click.echo(json.dumps(served.to_dict()))
@@ -198,11 +198,19 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
 
     if not result["complete"]:
         errors = [*result["failed"].values(), *(error for part in result["engines"] for error in part["errors"])]
-        raise EyasError("only a part could be measured: " + "; ".join(errors))
+        raise EyasError(
+            "only a part could be measured: " + "; ".join(errors) + "; mend that and run the same command again"
+        )
     for part in result["engines"]:
         tau = (part["acceptance"] or {}).get("tau")
         if strict and part["lossless"]["lossless"] is not True:
             why = part["lossless"].get("why") or "answers differ from those without the draft"
-            raise EyasError(f"{part['engine']}: not shown to be lossless ({why})")
+            raise EyasError(
+                f"{part['engine']}: not shown to be lossless ({why}); look at the differences in the report, or "
+                "measure in float32"
+            )
         if fail_below is not None and (tau is None or tau < fail_below):
-            raise EyasError(f"{part['engine']}: accept length {tau} is below the --fail-below of {fail_below}")
+            raise EyasError(
+                f"{part['engine']}: accept length {tau} is below the --fail-below of {fail_below}; `eyas doctor "
+                "DRAFT --measured FILE` looks for the reason"
+            )

@@ -83,14 +83,19 @@ def command(
 ) -> None:  # fmt: skip
     from tqdm import tqdm
 
+    from eyas.artifacts import check_out
+    from eyas.cli.pairs import note_other_target
     from eyas.decode.prove import prove
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
     started = time.monotonic()
+    if out is not None:
+        check_out(out, "prove")
     reuse_large_allocations()
     sets = read_sets(files, names, limit)
     folder = resolve_target(target)
+    note_other_target(draft, folder)
     total = 2 * sum(map(len, sets.values()))
     with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
         result = prove(draft, folder, sets, on_answer=bar.update, **settings)
@@ -127,9 +132,15 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
     from eyas.errors import EyasError
 
     if (strict or fail_below is not None) and result["lossless"] is False:
-        raise EyasError("decoding with this draft is not lossless; the differences are listed above")
+        raise EyasError(
+            "decoding with this draft is not lossless; the differences are listed above; report them: a draft "
+            "cannot cause this, the decoder can"
+        )
     if fail_below is not None and (result["tau_mean"] is None or result["tau_mean"] < fail_below):
-        raise EyasError(f"mean accept length {result['tau_mean']} is below the --fail-below of {fail_below}")
+        raise EyasError(
+            f"mean accept length {result['tau_mean']} is below the --fail-below of {fail_below}; `eyas doctor DRAFT "
+            "--target T` looks for the reason"
+        )
 
 
 # ---------------------------------------------------------------- for the eye

@@ -116,7 +116,9 @@ def command(
     _, on_ray = engine_names(engine, ("hf",))
     spreading = spread(on_ray, ray_address, workers, worker_cpus, worker_gpus)
     if on_ray and (base_url or record_states):
-        raise click.UsageError("--engine ray answers with the target itself, without --base-url and --record-states.")
+        raise click.UsageError(
+            "--engine ray answers with the target itself, without --base-url and --record-states; leave them out."
+        )
     if prompts == "builtin":
         from eyas.prompt_sets import training_prompts
 
@@ -131,7 +133,9 @@ def command(
     folder = None
     if base_url:
         if record_states:
-            raise click.UsageError("--record-states keeps the states of a local target; a server shows none.")
+            raise click.UsageError(
+                "--record-states keeps the states of a local target; a server shows none; leave it out."
+            )
         server = ServerOptions(base_url, model, api_key_env, concurrency, timeout)
     else:
         from eyas.target.source import resolve_target

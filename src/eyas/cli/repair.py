@@ -63,7 +63,9 @@ def command(
     if [out is not None, in_place, dry_run].count(True) != 1:
         raise click.UsageError("say where to: one of --out NEW, --in-place and --dry-run")
     if force and auto:
-        raise click.UsageError("--auto keeps what measures better; --force goes with --finding or --plan")
+        raise click.UsageError(
+            "--auto keeps what measures better; --force goes with --finding or --plan; choose one of them"
+        )
     from eyas.cli.doctor import seconds, teller
     from eyas.engines.profiles import profile
     from eyas.repair.apply import repair
@@ -74,7 +76,7 @@ def command(
     if save_plan is not None:
         _check_file(save_plan)
     if target is not None or features is not None:
-        from eyas.train.inputs import check_device
+        from eyas.machine import check_device
 
         check_device(device)
     folder = None

@@ -92,7 +92,9 @@ def _split(words: tuple[str, ...], no_draft: bool) -> tuple[str | None, tuple[st
         raise click.UsageError("name the DRAFT to serve, or give --no-draft to serve the target alone")
     if extra and not extra[0].startswith("-"):
         what = "--no-draft serves no draft" if no_draft else "one DRAFT is served"
-        raise click.UsageError(f"{extra[0]!r} is too much: {what}; options of the engine's own follow after `--`")
+        raise click.UsageError(
+            f"{extra[0]!r} is too much: {what}; options of the engine's own follow after `--`; put `--` before them"
+        )
     return draft, extra
 
 

@@ -5,6 +5,7 @@ eyas train runs/demo/extract --vocab runs/demo/vocab --target smollm2 --out runs
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from pathlib import Path
@@ -126,8 +127,12 @@ def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: 
     if config is not None:
         try:
             read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise BadInput(f"{config} cannot be read as YAML: {error}") from error
+        except OSError as error:
+            raise BadInput(
+                f"--config {config} cannot be read ({error.strerror}); name a YAML file of settings"
+            ) from error
+        except (ValueError, yaml.YAMLError) as error:
+            raise BadInput(f"--config {config} is not valid YAML ({' '.join(str(error).split())}); mend it") from error
         section = (read.get("train", read) or {}) if isinstance(read, dict) else None
         if not isinstance(section, dict):
             raise BadInput(f"{config}: expected settings like 'lr: 0.004', or a section 'train:' with them")
@@ -136,14 +141,27 @@ def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: 
         name, equals, text = assignment.partition("=")
         if not equals:
             raise BadInput(f"--set {assignment!r}: expected NAME=VALUE, for example --set lr=2e-3")
-        values[name.strip()] = yaml.safe_load(text)
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--set {assignment!r}: {text!r} is no YAML value; quote what is meant as text") from error
     if init_from is not None:
         values["init_from"] = str(init_from)
     try:
         return TrainSettings.model_validate(values)
     except pydantic.ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" if e["loc"] else e["msg"]
-                 for e in error.errors()]  # fmt: skip
+        lines = [_wrong(item, list(TrainSettings.model_fields)) for item in error.errors()]
         raise BadInput(
             f"{config or 'training settings'}: {'; '.join(lines)}. `eyas train --show-settings` lists all settings"
         ) from error
+
+
+def _wrong(item: Any, known: list[str]) -> str:
+    """One setting that pydantic refused, as a clause."""
+    name = ".".join(map(str, item["loc"]))
+    if not name:
+        return str(item["msg"])
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"there is no setting {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return f"{name} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"

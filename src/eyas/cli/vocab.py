@@ -45,6 +45,7 @@ Examples:
 @click.option(
     "--held-out", type=click.Path(path_type=Path), help="Features for a second coverage, of text not counted."
 )
+@click.option("--skip-bad", is_flag=True, help="Set malformed conversations aside instead of stopping at them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: Path,
@@ -54,6 +55,7 @@ def command(
     always_ids: tuple[int, ...],
     always_tokens: tuple[str, ...],
     held_out: Path | None,
+    skip_bad: bool,
     as_json: bool,
 ) -> None:
     if always_tokens and target is None:
@@ -69,7 +71,7 @@ def command(
         always.update(special_ids(folder))
         for text in always_tokens:
             always.update(token_ids(folder, text))
-    report = make_vocab(source, out, size, always=always, held_out=held_out, target_dir=folder)
+    report = make_vocab(source, out, size, always=always, held_out=held_out, target_dir=folder, skip_bad=skip_bad)
     if as_json:
         click.echo(json.dumps(report.to_dict()))
         return
@@ -80,6 +82,8 @@ def command(
     )
     held = "" if report.held_out_coverage is None else f", {report.held_out_coverage:.2%} of the held-out ones"
     click.echo(f"  covers {report.coverage:.2%} of the supervised tokens counted{held}")
+    for reason, number in report.set_aside.items():
+        click.echo(f"  set aside: {number} {reason}")
 
 
 def _unchanged(skipped: bool) -> str:

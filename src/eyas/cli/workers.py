@@ -40,7 +40,7 @@ def spread(on_ray: bool, address: str | None, workers: int | None, cpus: float |
     """What extract and regenerate call `spread`; None without Ray."""
     if not on_ray:
         if any(value is not None for value in (address, workers, cpus, gpus)):
-            raise click.UsageError("--ray-address and --workers go with --engine ray")
+            raise click.UsageError("--ray-address and --workers go with --engine ray; add it, or leave them out")
         return None
     from eyas.on_ray import Cluster
 

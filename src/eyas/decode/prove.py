@@ -34,6 +34,7 @@ from eyas.decode.rules import Greedy, Rule, Sampling
 from eyas.decode.step import Drafter, refuse_uncroppable
 from eyas.decode.tree import TreeDrafter, make_drafter
 from eyas.errors import BadInput
+from eyas.memory import spending
 from eyas.prompts import Prompt
 from eyas.repetition import trailing_period
 from eyas.target.model import Target
@@ -131,7 +132,9 @@ def measure(
     distributed as the target's, not equal to it), near_ties and differences; speedup and speed, at batch 1.
     """
     if k < 1 or max_new_tokens < 2:
-        raise BadInput(f"k = {k} and max_new_tokens = {max_new_tokens}: at least 1 draft and 2 tokens are needed")
+        raise BadInput(
+            f"k = {k} and max_new_tokens = {max_new_tokens}: at least 1 draft and 2 tokens are needed; raise them"
+        )
     refuse_uncroppable(target)
     started = time.perf_counter()
     cases, left_out = make_cases(target, prompt_sets, max_new_tokens + k)
@@ -141,7 +144,8 @@ def measure(
         eos = () if ignore_eos else target.facts.eos_ids
         how: dict[str, Any] = {"rule": rule, "max_new_tokens": max_new_tokens, "eos_ids": eos}
         ids = [case.ids for case in some]
-        done = decode(target, ids, drafter, k=k, **how) if with_draft else decode(target, ids, **how)
+        with spending(f"decoding {len(some)} answers side by side", "lower --batch, or --max-new-tokens"):
+            done = decode(target, ids, drafter, k=k, **how) if with_draft else decode(target, ids, **how)
         for case, answer in zip(some, done.answers, strict=True):
             case.speculative, case.plain = (answer, case.plain) if with_draft else (case.speculative, answer)
         if on_answer is not None:

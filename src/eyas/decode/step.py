@@ -114,6 +114,7 @@ class ChainDrafter:
         self.ids = vocab_map.ids.to(draft.fc.weight.device)  # int64 [D]
 
     def start(self, rule: Rule) -> None:
+        """An empty cache; `rule` chooses the drafts."""
         self.rule, self.cache = rule, _Cache(self.draft.shape.num_layers)
 
     @torch.no_grad()
@@ -128,6 +129,7 @@ class ChainDrafter:
 
     @torch.no_grad()
     def propose(self, k: int, slots: Slots) -> Proposal:
+        """k tokens for each sequence [B, k], target ids; the cache is afterwards as it was."""
         kept, h = self.cache.length, self.h
         ids, odds = [], []
         for step in range(1, k + 1):
@@ -142,6 +144,7 @@ class ChainDrafter:
         return Proposal(torch.stack(ids, 1), torch.stack(odds, 1) if odds else None)
 
     def select(self, rows: torch.Tensor, order: torch.Tensor) -> None:
+        """Keep sequences `rows`, their keys at slots `order`."""
         self.cache.select(rows, order)
         self.h = self.h[rows]
 
@@ -164,7 +167,7 @@ class Batch:
         from transformers import DynamicCache
 
         if not prompts or not all(len(p) for p in prompts):
-            raise BadInput("a prompt without tokens cannot be decoded")
+            raise BadInput("a prompt without tokens cannot be decoded; give at least one token")
         self.target, self.drafter, self.rule = target, drafter, rule or Greedy()
         self.slots = Slots(len(prompts), target.device)
         self.cache: Any = DynamicCache()  # without the config: every layer keeps all rows, so that they can be rejected
@@ -247,6 +250,7 @@ def refuse_uncroppable(target: Target) -> None:
     odd = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     if odd:
         raise EyasError(
-            f"{target.dir}: layers of type {', '.join(odd)} keep a running state instead of keys, so rejected tokens "
-            f"cannot be taken back; this reference decoder does not run such a target"
+            f"{target.dir}: layers of type {', '.join(odd)} keep a running state instead of keys, so rejected "
+            "tokens cannot be taken back; this reference decoder does not run such a target; measure it in an "
+            "engine (eyas measure)"
         )

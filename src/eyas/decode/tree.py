@@ -97,7 +97,10 @@ class TreeDrafter(ChainDrafter):
         Raises BadInput for several sequences: their trees differ in shape.
         """
         if len(self.h) != 1:
-            raise BadInput(f"a tree is drafted for one sequence at a time, not for {len(self.h)} side by side")
+            raise BadInput(
+                f"a tree is drafted for one sequence at a time, not for {len(self.h)} side by side; draft a chain, "
+                "or decode one by one"
+            )
         text, h = self.cache.length, self.h  # [1, S, H], at first S = 1: the last row of the text
         pool = _Pool(self.ids.device)
         layer = torch.zeros(1, dtype=torch.long, device=self.ids.device)  # rows of the nodes whose states h holds

@@ -42,7 +42,10 @@ class TreeBatch(Batch):
         self, target: Target, prompts: Sequence[Sequence[int]], drafter: TreeDrafter, rule: Rule | None = None
     ) -> None:
         if len(prompts) != 1:
-            raise BadInput(f"a tree is drafted for one prompt at a time, not for {len(prompts)} side by side")
+            raise BadInput(
+                f"a tree is drafted for one prompt at a time, not for {len(prompts)} side by side; draft a chain, "
+                "or lower --batch to 1"
+            )
         refuse_unmaskable(target)
         super().__init__(target, prompts, drafter, rule)
         self.grower = drafter

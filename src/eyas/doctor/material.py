@@ -137,7 +137,10 @@ class Material:
         inputs, _ = read_probe(folder)
         width = inputs.taps.shape[1] // len(taps)
         if width * len(taps) != inputs.taps.shape[1]:
-            raise BadInput(f"{folder}: its probe holds states of another number of taps than {len(taps)}")
+            raise BadInput(
+                f"{folder}: its probe holds states of another number of taps than {len(taps)}; export the draft "
+                "again, or give --features"
+            )
         return cls(
             ids=inputs.ids,
             offsets=inputs.offsets,

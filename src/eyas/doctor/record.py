@@ -117,7 +117,10 @@ def _generate(
     room = target.facts.max_position or (1 << 30)
     requests = [Request(i, ids) for i, ids in enumerate(texts) if 0 < len(ids) <= room - tokens]
     if not requests:
-        raise BadInput(f"{folder}: none of the prompts leaves room for {tokens} tokens in {room} positions")
+        raise BadInput(
+            f"{folder}: none of the prompts leaves room for {tokens} tokens in {room} positions; give shorter "
+            "prompts (--prompts)"
+        )
     generator = make_generator(
         target,
         slots=len(requests) if positions is None else min(len(requests), positions // tokens + 13),  # some end early
@@ -138,7 +141,9 @@ def _generate(
             "ids": ids, "mask": mask, "choice": recording.top1.long(), "states": recording.taps
         }  # fmt: skip
     if not documents:
-        raise BadInput(f"{folder}: the target answered none of the prompts with three tokens or more")
+        raise BadInput(
+            f"{folder}: the target answered none of the prompts with three tokens or more; give others (--prompts)"
+        )
     chosen = [documents[key] for key in sorted(documents)]
     tensors = {name: torch.cat([d[name] for d in chosen]) for name in ("ids", "mask", "choice", "states")}
     offsets = torch.tensor([0, *(len(d["ids"]) for d in chosen)]).cumsum(0)

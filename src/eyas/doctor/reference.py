@@ -45,12 +45,14 @@ def reference(path: str | Path, shape: DraftShape, tensors: Mapping[str, torch.T
         return _of_draft(path, shape, tensors)
     if not path.is_file():
         raise BadInput(
-            f"{path} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt"
+            f"{path} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt; "
+            "check the path"
         )
     d2t = _saved_map(path)
     if d2t.dim() != 1 or d2t.dtype.is_floating_point or len(d2t) != shape.draft_vocab_size:
         raise BadInput(
-            f"{path} holds {d2t.dtype} {list(d2t.shape)}; a map of this draft has {shape.draft_vocab_size} integers"
+            f"{path} holds {d2t.dtype} {list(d2t.shape)}; a map of this draft has {shape.draft_vocab_size} "
+            "integers; give the map of this draft"
         )
     return Reference(_read_both_ways(path.name, d2t.long(), shape))
 
@@ -62,7 +64,8 @@ def _of_draft(path: Path, shape: DraftShape, tensors: Mapping[str, torch.Tensor]
     if other.shape.draft_vocab_size != shape.draft_vocab_size or other.shape.vocab_size != shape.vocab_size:
         raise BadInput(
             f"{path} maps {other.shape.draft_vocab_size} of {other.shape.vocab_size} ids, this draft "
-            f"{shape.draft_vocab_size} of {shape.vocab_size}: they are not of the same draft"
+            f"{shape.draft_vocab_size} of {shape.vocab_size}: they are not of the same draft; give the map of this "
+            "draft"
         )
     sources = other.canonical.sources
     maps = {}
@@ -86,15 +89,23 @@ def _saved_map(path: Path) -> torch.Tensor:
         try:
             return torch.from_numpy(np.load(path, allow_pickle=False))
         except (ValueError, OSError, TypeError) as error:
-            raise BadInput(f"{path} cannot be read as an array ({error})") from error
+            raise BadInput(
+                f"{path} cannot be read as an array ({error}); save it again with numpy.save, or give a draft directory"
+            ) from error
     try:
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle and zip raise a dozen types
-        raise BadInput(f"{path} cannot be read with weights_only ({error})") from error
+        raise BadInput(
+            f"{path} cannot be read with weights_only ({error}); save it again as safetensors, or give a draft "
+            "directory"
+        ) from error
     if isinstance(held, Mapping):
         held = next((held[name] for name in ("d2t", "draft_id_to_target_id") if name in held), None)
     if not isinstance(held, torch.Tensor):
-        raise BadInput(f"{path} holds neither a tensor nor a dict with `d2t`")
+        raise BadInput(
+            f"{path} holds neither a tensor nor a dict with `d2t`; give the map that training saved, or a draft "
+            "directory"
+        )
     return held
 
 

@@ -107,7 +107,9 @@ class Specimen:
     def module(self, cast: Cast) -> Draft:
         """The draft that runs it, in the dtype of `cast`. Raises BadInput where something is lacking."""
         if self.lacking:
-            raise BadInput(f"it cannot be run without {', '.join(self.lacking)}")
+            raise BadInput(
+                f"it cannot be run without {', '.join(self.lacking)}; restore them, or take another checkpoint"
+            )
         with torch.device("meta"):
             draft = Draft(self.shape, self.conventions)
         draft._inv_freq, draft._rope_factor = draft_frequencies(self.shape, self.conventions)

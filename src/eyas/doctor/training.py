@@ -24,7 +24,7 @@ def predicted_tau(run: str | Path | None, eyas: Mapping[str, Any]) -> float | No
         return _number(said.get("accept_length")) if isinstance(said, Mapping) else None
     folder = Path(run)
     if not folder.is_dir():
-        raise BadInput(f"{folder} is no directory")
+        raise BadInput(f"{folder} is no directory; --training takes the folder of a training run")
     for file in (folder / "val_metrics.json", folder / "eyas.json", folder / "draft" / "eyas.json",
                  folder / "summary.json"):  # fmt: skip
         if file.is_file():
@@ -32,7 +32,10 @@ def predicted_tau(run: str | Path | None, eyas: Mapping[str, Any]) -> float | No
             found = _speculators(values) if file.name == "val_metrics.json" else _eyas(values)
             if found is not None:
                 return found
-    raise BadInput(f"{folder} holds neither val_metrics.json nor an eyas.json with a prediction")
+    raise BadInput(
+        f"{folder} holds neither val_metrics.json nor an eyas.json with a prediction; --training takes the folder "
+        "of a training run"
+    )
 
 
 def _eyas(values: Mapping[str, Any]) -> float | None:
@@ -56,7 +59,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file} cannot be read ({error})") from error
+        raise BadInput(f"{file} cannot be read ({error}); leave --training out, or give the run's own file") from error
     if not isinstance(values, Mapping):
-        raise BadInput(f"{file} holds no JSON object")
+        raise BadInput(f"{file} holds no JSON object; leave --training out, or give the run's own file")
     return values

@@ -81,7 +81,10 @@ def assemble(out: Path, pieces: Sequence[Piece], metadata: Mapping[str, str] | N
                     else:
                         _write(new.fileno(), part() if callable(part) else part)
                 if new.tell() - before != piece.bytes:
-                    raise BadInput(f"{piece.name}: its parts are {new.tell() - before:,} bytes, not {piece.bytes:,}")
+                    raise BadInput(
+                        f"{piece.name}: its parts are {new.tell() - before:,} bytes, not {piece.bytes:,}; something "
+                        "else wrote to it: run the same command again"
+                    )
             os.fsync(new.fileno())
     finally:
         for handle in opened.values():

@@ -56,7 +56,9 @@ def load_draft(
     try:
         draft = Draft(reading.shape, reading.conventions)
     except Exception as error:  # a RoPE kind or parameter that transformers or torch refuses, each in its own way
-        raise BadInput(f"{reading.folder.config_file}: no draft can be built from it ({error})") from error
+        raise BadInput(
+            f"{reading.folder.config_file}: no draft can be built from it ({error}); correct the config"
+        ) from error
     state = {
         name: reading.canonical.sources[name].load() for name in draft.state_dict() if name in reading.canonical.sources
     }
@@ -114,14 +116,16 @@ def read_vocab_map(reading: Reading) -> VocabMap:
         vocab_map = VocabMap.from_t2d(mask)
         if vocab_map.size != size:
             raise BadInput(
-                f"{where}: t2d marks {vocab_map.size} ids, the draft vocabulary has {size}, and there is no d2t"
+                f"{where}: t2d marks {vocab_map.size} ids, the draft vocabulary has {size}, and there is no d2t; "
+                "restore both from one training run"
             )
     elif size == target:
         return VocabMap.identity(target)
     else:
         raise BadInput(
-            f"{where}: d2t is missing, though the draft vocabulary ({size}) is smaller than the target's ({target}); "
-            f"without it nobody can say which token a head row means"
+            f"{where}: d2t is missing, though the draft vocabulary ({size}) is smaller than the target's "
+            f"({target}); without it nobody can say which token a head row means; restore it from the training run "
+            "(`eyas repair` rebuilds it from t2d)"
         )
     if mask is not None and not torch.equal(mask, vocab_map.t2d):
         first = int((mask != vocab_map.t2d).nonzero()[0])

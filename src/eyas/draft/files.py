@@ -78,7 +78,9 @@ def open_folder(path: str | Path) -> DraftFolder:
     try:
         return _open(path)
     except OSError as error:  # no permission, a name too long for the file system, a disk that fails
-        raise BadInput(f"{error.filename or path} cannot be read ({error.strerror or error})") from error
+        raise BadInput(
+            f"{error.filename or path} cannot be read ({error.strerror or error}); check its permissions"
+        ) from error
 
 
 def _open(path: Path) -> DraftFolder:
@@ -99,10 +101,14 @@ def _open(path: Path) -> DraftFolder:
             tensors[ref.name] = ref
     for name, file in (placed or {}).items():
         if name not in tensors or tensors[name].file != file:
-            raise BadInput(f"the index of {folder} places {name} in {file.name}, which does not hold it")
+            raise BadInput(
+                f"the index of {folder} places {name} in {file.name}, which does not hold it; copy or download the "
+                "files again"
+            )
     if not (folder / CONFIG).is_file():
         state = any(file.name == TRAINING_STATE for file in files)
-        hint = " (a training state holds none: it is the one that the training run was given)" if state else ""
+        own = " (a training state holds none: it is the one that the training run was given)"
+        hint = own if state else below(folder)
         raise BadInput(f"{folder} has no {CONFIG}; put the draft's model config there under that name{hint}")
     eyas = read_json(folder / EYAS_JSON) if (folder / EYAS_JSON).is_file() else None
     return DraftFolder(folder, read_json(folder / CONFIG), eyas, tensors, tuple(files))
@@ -124,7 +130,10 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, Path] | None]:
             inside = {name: _inside(folder, name, index) for name in sorted(set(listed.values()))}
             missing = [name for name, file in inside.items() if not file.is_file()]
             if missing:
-                raise BadInput(f"{folder}: the shards {', '.join(missing)} are missing, though {index.name} names them")
+                raise BadInput(
+                    f"{folder}: the shards {', '.join(missing)} are missing, though {index.name} names them; copy "
+                    "or download them"
+                )
             return list(inside.values()), {tensor: inside[name] for tensor, name in listed.items()}
     for pattern in ("*.safetensors", "*.bin", TRAINING_STATE, "*.pt"):
         found = sorted(file for file in folder.glob(pattern) if file.is_file())
@@ -132,9 +141,18 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, Path] | None]:
             return found, None
         if found:
             raise BadInput(f"{folder} holds {', '.join(f.name for f in found)}; name the file that is the draft")
-    below = sorted(file.parent.name for file in folder.glob(f"*/{TRAINING_STATE}"))
-    hint = f"; a training run keeps them below: give {folder / below[-1]}" if below else ""
-    raise BadInput(f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt){hint}")
+    states = sorted(file.parent.name for file in folder.glob(f"*/{TRAINING_STATE}"))
+    hint = f"; a training run keeps them below: give {folder / states[-1]}" if states else below(folder)
+    raise BadInput(
+        f"{folder} holds no weights (model.safetensors, its index, pytorch_model.bin, *.pt)"
+        f"{hint or '; give the directory of a draft'}"
+    )
+
+
+def below(folder: Path) -> str:
+    """Where a run keeps its draft, as the end of a message about `folder`; "" where none lies below it."""
+    places = ("draft", "export", "train/draft")
+    return next((f"; a draft lies in {folder / p}: give that" for p in places if (folder / p / CONFIG).is_file()), "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -142,7 +160,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # halves of characters, which nothing could print
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not readable JSON ({error}); copy or download it again") from error
     if not isinstance(value, dict):
         raise BadInput(f"{path} holds a {type(value).__name__}, expected a JSON object")
@@ -182,7 +204,10 @@ def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
         # A view that repeats one number may claim any size; what is written down is as large as its storage.
         if not plain or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
-            raise BadInput(f"{path}: {name!r} is no plain tensor (sparse, quantised, or larger than what is stored)")
+            raise BadInput(
+                f"{path}: {name!r} is no plain tensor (sparse, quantised, or larger than what is stored); save it "
+                "dense and contiguous where it was made"
+            )
     return state
 
 
@@ -199,7 +224,9 @@ def _refs(file: Path) -> Iterable[TensorRef]:
             raise BadInput(f"{file}: {ref.name!r} is no name of a tensor; export the file again")
         if ref.dtype not in READABLE:
             raise BadInput(
-                f"{file}: {ref.name} is stored as {ref.dtype}; Eyas reads unquantised drafts ({', '.join(READABLE)})"
+                f"{file}: {ref.name} is stored as {ref.dtype}; Eyas reads unquantised drafts "
+                f"({', '.join(READABLE)}); convert it (`eyas repair --plan` with `cast`), or take the unquantised "
+                "file"
             )
     return refs
 
@@ -250,16 +277,25 @@ def _inside(folder: Path, name: str, index: Path) -> Path:
     try:
         outside = outside or not (folder / pure).parent.resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, no name at all
-        raise BadInput(f"{index} names the file {name[:80]!r}, which cannot be ({_first_line(error)})") from error
+        raise BadInput(
+            f"{index} names the file {name[:80]!r}, which cannot be ({_first_line(error)}); copy or download the "
+            "index again"
+        ) from error
     if outside:
-        raise BadInput(f"{index} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it")
+        raise BadInput(
+            f"{index} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it; correct "
+            "the index, or copy the file into the folder"
+        )
     return folder / pure
 
 
 def _why(error: BaseException) -> str:
     """What torch says of a pickle, without its advice to run the code in it."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
-    return f"it asks for {asked[1]}, which is code, not data" if asked else _first_line(error)
+    if asked:
+        return f"it asks for {asked[1]}, which is code, not data"
+    said = _first_line(error)
+    return "it is nothing that torch.save wrote" if said.startswith("Weights only load failed") else said
 
 
 def _first_line(error: BaseException) -> str:

@@ -71,7 +71,9 @@ def read_header(path: Path) -> Header:
                 _refuse(path, f"its header is said to be {length:,} bytes long, the whole file has {size:,}")
             raw = file.read(length)
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror or error})") from error
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from error
     try:
         table = json.loads(raw.decode(), object_pairs_hook=_once)  # UTF-8, where json alone would take others, too
     except (ValueError, RecursionError) as error:

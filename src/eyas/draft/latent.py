@@ -32,9 +32,15 @@ class LatentAttention(nn.Module):
         super().__init__()
         mla = shape.mla
         if mla is None:
-            raise BadInput("conventions.attention is 'mla', but the draft's shape has no `mla` sizes")
+            raise BadInput(
+                "conventions.attention is 'mla', but the draft's shape has no `mla` sizes; give them, or correct "
+                "`attention`"
+            )
         if mla.output_gate:
-            raise BadInput("this draft gates what attention gives (g_proj, Kimi K3), which Eyas does not run")
+            raise BadInput(
+                "this draft gates what attention gives (g_proj, Kimi K3), which Eyas does not run; serve it with "
+                "SGLang or vLLM, or train a draft without the gate"
+            )
         self.sizes, self.rank = mla, mla.kv_lora_rank
         self.num_heads = self.num_kv_heads = shape.num_heads
         self.head_dim = max(mla.qk_head_dim, mla.v_head_dim)  # d

@@ -103,7 +103,10 @@ class MLP(nn.Module):
         self.gate_proj, self.up_proj = nn.Linear(h, i, bias=bias), nn.Linear(h, i, bias=bias)
         self.down_proj = nn.Linear(i, h, bias=bias)
         if conventions.hidden_act not in ACTIVATIONS:
-            raise BadInput(f"hidden_act = {conventions.hidden_act!r}: Eyas knows {sorted(ACTIVATIONS)}")
+            raise BadInput(
+                f"hidden_act = {conventions.hidden_act!r}: Eyas knows {sorted(ACTIVATIONS)}; correct hidden_act in "
+                "the config"
+            )
         self.act = ACTIVATIONS[conventions.hidden_act]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +159,8 @@ class Draft(nn.Module):
         super().__init__()
         if len(conventions.taps) != shape.num_taps:
             raise BadInput(
-                f"taps {list(conventions.taps)} are {len(conventions.taps)}, but fc is {shape.num_taps} taps wide"
+                f"taps {list(conventions.taps)} are {len(conventions.taps)}, but fc is {shape.num_taps} taps wide; "
+                "name as many taps"
             )
         self.shape, self.conventions = shape, conventions
         c, size, eps = conventions, shape.hidden_size, conventions.rms_norm_eps

@@ -85,7 +85,10 @@ def collect(
     """The beginnings (at most `tokens` tokens) of a few documents spread over the features; embedding [V, H]."""
     usable = (features.doc_lengths >= STEPS + 3).nonzero().squeeze(1)
     if not len(usable):
-        raise BadInput(f"{features.dir}: no document has {STEPS + 3} tokens, so no probe can be made of them")
+        raise BadInput(
+            f"{features.dir}: no document has {STEPS + 3} tokens, so no probe can be made of them; give features of "
+            "longer conversations, or leave --features out"
+        )
     picked = usable[torch.linspace(0, len(usable) - 1, min(sequences, len(usable))).round().long()].unique()
     documents = [features.document(int(i)) for i in picked]
     lengths = torch.tensor([min(tokens, len(d["ids"])) for d in documents])
@@ -191,6 +194,7 @@ def verify_probe(folder: str | Path, device: torch.device | str = "cpu", toleran
     if wide != expected or inputs.embedding_rows.shape[-1] != draft.shape.hidden_size:
         raise BadInput(
             f"{Path(folder) / PROBE} belongs to another draft: its states are {wide} wide and its embedding "
-            f"{inputs.embedding_rows.shape[-1]}, this draft reads {expected} and {draft.shape.hidden_size}"
+            f"{inputs.embedding_rows.shape[-1]}, this draft reads {expected} and {draft.shape.hidden_size}; export "
+            "this draft again with --features"
         )
     return compare(recorded, answer(draft, vocab_map, inputs, len(recorded.choices)), str(folder), tolerance)

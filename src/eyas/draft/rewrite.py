@@ -30,7 +30,7 @@ def rewrite(source: Path, out: Path, changes: Mapping[str, np.ndarray[Any, Any] 
     header = read_header(source)
     for name, value in changes.items():
         if value is None and name not in header.entries:
-            raise BadInput(f"{source} holds no {name} that could be left out")
+            raise BadInput(f"{source} holds no {name} that could be left out; name a tensor that is there")
     pieces = []
     for name in sorted(header.entries, key=lambda n: header.entries[n].start):
         entry, value = header.entries[name], changes.get(name)
@@ -45,5 +45,5 @@ def rewrite(source: Path, out: Path, changes: Mapping[str, np.ndarray[Any, Any] 
 def _given(name: str, value: np.ndarray[Any, Any]) -> Piece:
     code = CODES.get(value.dtype.str.lstrip("<|=")) or CODES.get(value.dtype.char)
     if code is None:
-        raise BadInput(f"{name}: safetensors has no dtype for {value.dtype}")
+        raise BadInput(f"{name}: safetensors has no dtype for {value.dtype}; convert it first")
     return Piece(name, code, value.shape, (value,))

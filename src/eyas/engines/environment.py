@@ -90,14 +90,20 @@ class Environment:
         try:
             said, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
-            raise EyasError(f"{self.engine}: {name} was not done after {timeout:.0f} s.") from error
+            raise EyasError(
+                f"{self.engine}: {name} was not done after {timeout:.0f} s; run the same command again when the "
+                "machine is less busy."
+            ) from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         reports = [json.loads(line.removeprefix(_MARK)) for line in said.splitlines() if line.startswith(_MARK)]
         if process.returncode != 0:
-            raise EyasError(f"{self.engine}: {name} left with exit code {process.returncode}: {said[-2000:].strip()}")
+            raise EyasError(
+                f"{self.engine}: {name} left with exit code {process.returncode}: {said[-2000:].strip()}; `eyas "
+                "engines setup ENGINE --force` builds it anew"
+            )
         return reports
 
     def load_report(
@@ -107,7 +113,10 @@ class Environment:
         script = LOADERS / f"load_report_{self.engine}.py"
         reports = self.run(script, [*drafts, "--target", target], timeout)
         if len(reports) != len(drafts):
-            raise EyasError(f"{self.engine}: {len(drafts)} drafts were given and {len(reports)} reports came back.")
+            raise EyasError(
+                f"{self.engine}: {len(drafts)} drafts were given and {len(reports)} reports came back; run the same "
+                "command again, or `eyas engines setup ENGINE --force`."
+            )
         return reports
 
 

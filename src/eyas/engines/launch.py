@@ -21,7 +21,7 @@ def options(command: str) -> dict[str, Any]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise BadInput(f"--launch {command!r} is not a command line ({error})") from error
+        raise BadInput(f"--launch {command!r} is not a command line ({error}); quote it as a shell would") from error
     out: dict[str, Any] = {}
     for place, word in enumerate(words):
         if not word.startswith("--"):

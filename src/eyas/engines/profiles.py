@@ -43,4 +43,6 @@ def profile(name: str) -> Profile:
     for p in reversed(known):
         if not version or p.version == version:
             return p
-    raise BadInput(f"{engine} {version} is not known; Eyas knows {', '.join(p.version for p in known)}")
+    raise BadInput(
+        f"{engine} {version} is not known; Eyas knows {', '.join(p.version for p in known)}; choose one of these"
+    )

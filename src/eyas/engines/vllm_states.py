@@ -113,13 +113,16 @@ class _Running:
         for _ in batch:
             said = self.receive()
             if "file" not in said:
-                raise EyasError(f"{said.get('error', said)} (log: {self.log})")
+                raise EyasError(f"{said.get('error', said)} (log: {self.log}); look there, or extract with --engine hf")
             file = Path(said["file"])
             try:
                 tensors = load_file(file)
                 yield tensors["token_ids"], tensors["hidden_states"]
             except (OSError, KeyError) as error:
-                raise EyasError(f"what vLLM wrote to {file} cannot be read ({error}; log: {self.log})") from error
+                raise EyasError(
+                    f"what vLLM wrote to {file} cannot be read ({error}; log: {self.log}); run the same command "
+                    "again, or extract with --engine hf"
+                ) from error
             finally:
                 file.unlink(missing_ok=True)
 

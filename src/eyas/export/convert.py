@@ -56,9 +56,15 @@ def convert(engine: str, draft: Path, target: Path, out: Path, taps: tuple[int, 
     try:
         done = subprocess.run(line, env=environment.environ(), capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        raise EyasError(f"{engine}'s converter was not done after {timeout:.0f} s") from error
+        raise EyasError(
+            f"{engine}'s converter was not done after {timeout:.0f} s; run the same command again when the machine "
+            "is less busy"
+        ) from error
     if done.returncode or not out.exists():
-        raise EyasError(f"{engine}'s converter failed: {(done.stderr or done.stdout)[-1500:].strip()}")
+        raise EyasError(
+            f"{engine}'s converter failed: {(done.stderr or done.stdout)[-1500:].strip()}; check that the draft was "
+            "exported with --to openvino"
+        )
     if engine == "openvino":
         mend(out, taps)
     return out

@@ -23,7 +23,10 @@ MODE = re.compile(r"([ \t]*)<eagle3_mode\b[^>]*/>")
 def layer_list(taps: tuple[int, ...]) -> str:
     """Taps as OpenVINO counts them: "1 14 26". Raises BadInput for tap 0 and for other than three."""
     if len(taps) != 3 or taps[0] < 1:
-        raise BadInput(f"taps {list(taps)}: OpenVINO GenAI takes exactly three, none of them the embedding output")
+        raise BadInput(
+            f"taps {list(taps)}: OpenVINO GenAI takes exactly three, none of them the embedding output; export for "
+            "another engine (--for), or train with three"
+        )
     return " ".join(str(tap - 1) for tap in taps)
 
 

@@ -40,7 +40,7 @@ def compare_written(plan: Plan, out: Path) -> dict[str, Any]:
                 block = wanted[start : start + BLOCK]
                 held = written[place : place + len(block)]
                 if not np.array_equal(block, held):
-                    raise EyasError(f"{out / WEIGHTS}: {item.name} is not what was written; is the disk sound?")
+                    raise EyasError(f"{out / WEIGHTS}: {item.name} is not what was written; check the disk")
                 if item.dtype in EXPONENT and not _finite(held, item.dtype):
                     raise BadInput(
                         f"{plan.reading.folder.path}: NaN or infinite values in {item.canonical}, which make every "

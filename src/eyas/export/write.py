@@ -235,8 +235,9 @@ def _write_probe(
     answers = answer(draft, vocab_map, inputs)
     if recorded is not None and kept and not (replay := compare(recorded, answers, str(lender))).ok:
         raise EyasError(
-            f"{lender}: {replay.changed} of {replay.choices} recorded choices are others after the export, though its "
-            f"bytes are the same; the probe is another draft's, or the conventions were misread"
+            f"{lender}: {replay.changed} of {replay.choices} recorded choices are others after the export, though "
+            "its bytes are the same; the probe is another draft's, or the conventions were misread; take eyas/ "
+            "from the draft's own export, or export with --features"
         )
     write_probe(out, inputs, answers)
     return len(answers.rows)

@@ -147,7 +147,7 @@ def encode_row(
     if int(encoded.ids.max()) >= vocab_size:
         raise BadInput(
             f"the tokenizer gives id {int(encoded.ids.max())}, the target's embedding has {vocab_size} rows; the "
-            "tokenizer belongs to another model"
+            "tokenizer belongs to another model; copy the target's own tokenizer into its folder"
         )
     return encoded
 
@@ -218,8 +218,9 @@ def encode_all(
             break
     if not out.documents:
         why = ", ".join(f"{n} {reason}" for reason, n in out.reasons().items()) or "it is empty"
-        first = f" First: line {out.set_aside[0].line}: {out.set_aside[0].detail}" if out.set_aside else ""
-        raise BadInput(f"{where}: no conversation can be used ({why}).{first}")
+        first = f"First: line {out.set_aside[0].line}: {out.set_aside[0].detail}" if out.set_aside else ""
+        hint = first or f"Write one conversation a line: {EXPECTED}"
+        raise BadInput(f"{where}: no conversation can be used ({why}). {hint}.")
     return out
 
 
@@ -240,7 +241,9 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         return with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
     except Exception as error:
-        raise BadInput(f"{folder}: transformers cannot load its tokenizer ({error})") from error
+        raise BadInput(
+            f"{folder}: transformers cannot load its tokenizer ({error}); download the target's files again"
+        ) from error
 
 
 def parse_template_kwargs(pairs: Sequence[str]) -> dict[str, Any]:

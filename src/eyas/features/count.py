@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.artifacts import is_current, read_manifest, sha256_file, sha256_json, write_manifest
+from eyas.artifacts import check_out, is_current, read_manifest, sha256_file, sha256_json, write_manifest
 from eyas.errors import BadInput, Mismatch
 from eyas.features.conversations import encode_all, load_tokenizer
 from eyas.features.extract import feature_meta
 from eyas.features.reader import FeatureSet
 from eyas.target.facts import read_facts
+from eyas.target.source import tokenizer_fingerprint
 from eyas.vocab import FILE, SCHEMA, VocabMap
 
 STAGE = "vocab"
@@ -46,6 +47,8 @@ class VocabReport:
     coverage: float
     held_out_coverage: float | None
     digest: str
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Conversations that were not counted, by reason."""
     skipped: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,16 +64,19 @@ def make_vocab(
     always: Iterable[int] = (),
     held_out: str | Path | None = None,
     target_dir: str | Path | None = None,
+    skip_bad: bool = False,
 ) -> VocabReport:
     """Cut a map of `size` ids from `source` and write vocab.safetensors and a manifest into the folder `out`.
 
     source: a folder of features, a file of conversations (whose answers are counted, with target_dir's tokenizer), or a
-    vocabulary map that keeps its counts (a file or its folder). held_out: a folder of features for a second coverage. A
-    finished, unchanged `out` is left as it is. Raises BadInput for a size that does not fit and for conversations
-    without a target, Mismatch when held-out features belong to another target.
+    vocabulary map that keeps its counts (a file or its folder). held_out: a folder of features for a second coverage.
+    skip_bad: pass over malformed conversations, counted in `set_aside`. A finished, unchanged `out` is left as it is.
+    Raises BadInput for a size that does not fit, for conversations without a target and for malformed ones; Mismatch
+    when features or a map belong to another target than `target_dir`, or held-out features to another one than those.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
+    check_out(out, STAGE)
     wanted = sorted({int(i) for i in always})
     talks = source.is_file() and source.suffix != Path(FILE).suffix
     features = None if talks or _is_map(source) else FeatureSet.open(source)
@@ -80,14 +86,21 @@ def make_vocab(
         inputs["held_out"] = _digest(Path(str(held_out)))
         if features is not None:
             held.check(target=features.meta.target, tokenizer=features.meta.tokenizer)
-    config = {"size": size, "always": wanted}
+    _check_target(source, features, target_dir)
+    config: dict[str, Any] = {"size": size, "always": wanted}
+    if skip_bad:  # maps of before this choice stay current
+        config["skip_bad"] = True
     if is_current(out, STAGE, inputs, config, SCHEMA):
         done = VocabMap.load(out)  # also says so if the file has been damaged since
         told = {**read_manifest(out)["counts"], "out": str(out), "digest": done.digest(), "skipped": True}
         return VocabReport(**told)
 
+    set_aside: dict[str, int] = {}
     if features is not None or talks:
-        counts = count_supervised(features) if features is not None else _count_answers(source, target_dir)  # int64 [V]
+        if features is not None:
+            counts = count_supervised(features)  # int64 [V]
+        else:
+            counts, set_aside = _count_answers(source, target_dir, skip_bad)
         made = VocabMap.from_counts(counts, size, wanted)
     else:
         made = VocabMap.load(source).recut(size, wanted)
@@ -110,6 +123,7 @@ def make_vocab(
         coverage=made.coverage(counts),
         held_out_coverage=None if held_counts is None else made.coverage(held_counts),
         digest=made.digest(),
+        set_aside=set_aside,
     )
     made.save(out / FILE)
     numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
@@ -150,7 +164,8 @@ def count_supervised(features: Any) -> torch.Tensor:
             if low < 0 or high >= size:
                 wrong = shard["ids"][shard["mask"].bool()]
                 raise BadInput(
-                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at {size - 1}"
+                    f"{path}: ids run from {int(wrong.min())} to {int(wrong.max())}, the target's end at "
+                    f"{size - 1}; use the target that made them, or extract again"
                 )
             filled += len(ids)
             tokens += len(ids)
@@ -172,15 +187,31 @@ def _conversation_inputs(source: Path, target_dir: str | Path | None) -> dict[st
     return {"source": sha256_file(source), "tokenizer": meta.tokenizer, "template": meta.template}
 
 
-def _count_answers(source: Path, target_dir: Any) -> torch.Tensor:
-    """How often each id is in the answers of a file of conversations, int64 [V]: in all that `extract` could use."""
+def _check_target(source: Path, features: FeatureSet | None, target_dir: str | Path | None) -> None:
+    """Raise Mismatch where ids of `source` are not ids of the target whose special ones are to be in the map."""
+    if target_dir is None or (features is None and source.is_file() and source.suffix != Path(FILE).suffix):
+        return
+    if features is not None:
+        features.check(tokenizer=tokenizer_fingerprint(target_dir))
+        mine = features.meta.vocab_size
+    else:
+        mine = VocabMap.load(source).target_size
+    if mine != (theirs := read_facts(target_dir).vocab_size):
+        raise Mismatch(
+            f"{source} is of a target with {mine:,} ids, {target_dir} has {theirs:,}; name the target of both"
+        )
+
+
+def _count_answers(source: Path, target_dir: Any, skip_bad: bool) -> tuple[torch.Tensor, dict[str, int]]:
+    """How often each id is in the answers of a file of conversations, int64 [V]: in all that `extract` could use, under
+    the same rules; and how many conversations were set aside, by reason."""
     facts = read_facts(target_dir)
     collection = encode_all(
-        source, load_tokenizer(target_dir), skip_bad=True, vocab_size=facts.vocab_size, eos_ids=facts.eos_ids,
+        source, load_tokenizer(target_dir), skip_bad=skip_bad, vocab_size=facts.vocab_size, eos_ids=facts.eos_ids,
         max_length=facts.max_position or None,
     )  # fmt: skip
     ids = torch.cat([document.ids[document.mask.bool()] for document in collection.documents])
-    return torch.bincount(ids, minlength=facts.vocab_size)
+    return torch.bincount(ids, minlength=facts.vocab_size), collection.reasons()
 
 
 def _is_map(source: Path) -> bool:

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import atomic_write, is_current, read_manifest, remove_leftovers, sha256_file, sha256_json
+from eyas.artifacts import (
+    atomic_write,
+    check_out,
+    is_current,
+    read_manifest,
+    remove_leftovers,
+    sha256_file,
+    sha256_json,
+)
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, encode_all, load_tokenizer
@@ -24,6 +32,7 @@ from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, Sh
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
+from eyas.machine import check_device
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -68,6 +77,9 @@ def extract(
     """
     began = time.monotonic()
     out = Path(out_dir)
+    check_out(out, STAGE)
+    if not isinstance(target, Target) and spread is None and device != "auto":
+        check_device(device)
     folder = target.dir if isinstance(target, Target) else Path(target)
     facts = target.facts if isinstance(target, Target) else read_facts(folder)
     meta = feature_meta(folder, facts, taps)

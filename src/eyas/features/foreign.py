@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 
-from eyas.artifacts import is_current, read_manifest, sha256_json
+from eyas.artifacts import check_out, is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside
@@ -76,6 +76,7 @@ def import_foreign(
     """
     began = time.monotonic()
     source, out, folder = Path(source), Path(out_dir), Path(target_dir)
+    check_out(out, STAGE)
     facts = read_facts(folder)
     meta = feature_meta(folder, facts, taps)
     files = _files(kind, source)
@@ -111,7 +112,10 @@ def import_foreign(
                 raise BadInput(f"{file}: {error}. Remove it, or set such files aside with --skip-bad") from error
             collection.set_aside.append(SetAside(name, number + 1, error.reason, str(error)))
     if not collection.documents:
-        raise BadInput(f"{source}: no file can be used ({collection.reasons()}); {collection.set_aside[0].detail}")
+        raise BadInput(
+            f"{source}: no file can be used ({collection.reasons()}); {collection.set_aside[0].detail}; name the "
+            "folder that the trainer wrote, with its --masks"
+        )
 
     ends = load_ends(folder, facts).computing()
 
@@ -294,4 +298,7 @@ def _arrow_rows(folder: Path) -> Iterator[tuple[list[int], list[int]]]:
                 table = pa.ipc.open_stream(handle).read_all().select(["input_ids", "loss_mask"])
                 yield from zip(*(table.column(i).to_pylist() for i in range(2)), strict=True)
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise BadInput(f"{file}: not a dataset with `input_ids` and `loss_mask` ({error})") from error
+            raise BadInput(
+                f"{file}: not a dataset with `input_ids` and `loss_mask` ({error}); name the folder that "
+                "speculators prepared"
+            ) from error

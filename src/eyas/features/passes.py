@@ -18,6 +18,7 @@ from eyas.features.conversations import Document
 from eyas.features.layout import NOT_READ, teacher_rows
 from eyas.features.writer import ShardBuffer
 from eyas.machine import reuse_large_allocations
+from eyas.memory import spending
 from eyas.target.model import Target
 from eyas.target.weights import Ends
 
@@ -26,6 +27,7 @@ VOCABULARY_PART = 8192  # ids whose rows of a stored head are made float32 at a 
 # Padding of one pass at most, in tokens: what a pass costs beyond its tokens, so that another pass is cheaper. Measured
 # on one core (SmolLM2: 30 on each pass); an accelerator waits for the host longer than it computes a few hundred.
 PADDING, PADDING_OF_ACCELERATORS = 32, 512
+SMALLER = "lower --batch-tokens, then --max-length: a conversation is never cut into two passes"
 
 
 def batches(lengths: Sequence[int], batch_tokens: int, max_padding: int = PADDING) -> Iterator[list[int]]:
@@ -70,10 +72,12 @@ def fill_shard(
         ids = torch.zeros(len(group), lengths[0], dtype=torch.long)  # [B, L], longest first
         for row, i in enumerate(group):
             ids[row, : lengths[row]] = documents[i].ids
-        tapped, final = target.states(ids, lengths, taps)  # [B, L, T*H], [B, L, H]
         reads = [teacher_rows(documents[i].mask) for i in group]  # bool [L] each
-        wanted = torch.cat([final[row, : len(read)][read.to(final.device)] for row, read in enumerate(reads)])  # [R, H]
-        best, total = teacher(target.head, wanted, target.facts.vocab_size)  # [R], [R]
+        doing = f"a forward pass over {ids.shape[0]} conversations of up to {ids.shape[1]:,} tokens"
+        with spending(doing, SMALLER):
+            tapped, final = target.states(ids, lengths, taps)  # [B, L, T*H], [B, L, H]
+            picked = [final[row, : len(read)][read.to(final.device)] for row, read in enumerate(reads)]
+            best, total = teacher(target.head, torch.cat(picked), target.facts.vocab_size)  # [R], [R]
         counts = [int(read.sum()) for read in reads]
         for row, (i, read, top1, logsumexp) in enumerate(
             zip(group, reads, best.split(counts), total.split(counts), strict=True)

@@ -94,7 +94,10 @@ class FeatureSet:
         for entry in entries:
             check_shard(folder, entry, content=verify)
         if not entries:
-            raise BadInput(f"{folder}: the features hold no document; see its manifest for what was set aside")
+            raise BadInput(
+                f"{folder}: the features hold no document; see its manifest for what was set aside; extract other "
+                "conversations"
+            )
         return cls(folder, manifest, entries, meta)
 
     @property

@@ -83,9 +83,11 @@ def _next(came: Iterator[tuple[torch.Tensor, torch.Tensor]], document: Document,
     try:
         ids, streams = next(came)
     except StopIteration:
-        raise EyasError(f"conversation {document.id}: the engine returned no states for it") from None
+        raise EyasError(
+            f"conversation {document.id}: the engine returned no states for it; extract it with --engine hf"
+        ) from None
     except EyasError as error:
-        raise EyasError(f"conversation {document.id}: {error}") from error
+        raise EyasError(f"conversation {document.id}: {error}; extract it with --engine hf") from error
     sent = document.ids
     if ids.shape != sent.shape or not torch.equal(ids.to(sent.dtype), sent):
         same = min(len(ids), len(sent))

@@ -44,7 +44,9 @@ def write(path: str | Path, result: Mapping[str, Any]) -> None:
     try:
         atomic_write_json(Path(path), result)
     except OSError as error:
-        raise BadInput(f"--out {path} cannot be written ({error.strerror})") from error
+        raise BadInput(
+            f"--out {path} cannot be written ({error.strerror}); name a file in a folder that you may write to"
+        ) from error
 
 
 def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
@@ -53,7 +55,7 @@ def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path} cannot be read as what `eyas measure --out` writes ({error})") from error
+        raise BadInput(f"{path} cannot be read as what `eyas measure --out` writes ({error}); measure again") from error
     parts = values.get("engines") if isinstance(values, Mapping) else None
     if not isinstance(parts, list) or not parts or not all(isinstance(p, Mapping) for p in parts):
         raise BadInput(f"{path} holds no measurement: expected what `eyas measure --out` writes, with `engines`")

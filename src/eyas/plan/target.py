@@ -78,7 +78,10 @@ def planned_config(spec: str | None, changes: Mapping[str, str] | None = None) -
     config: dict[str, Any] = {"model_type": "llama"} if made_up else read_json(_config_file(spec))
     inner: dict[str, Any] = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), config)
     for name, text in (changes or {}).items():
-        inner[name] = yaml.safe_load(text)
+        try:
+            inner[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--size {name}={text}: {text!r} is no YAML value; give a number or a word") from error
     missing = [name for name in NEEDED if made_up and name not in inner]
     if missing:  # the family's defaults would fill the gaps without a word
         raise BadInput(f"a target made of sizes needs {', '.join(missing)}, too; give each as --size NAME=VALUE")

@@ -172,7 +172,10 @@ def _forced(
     asked: dict[str, Any] = {"id": finding, "status": "static", "severity": "error", "convention": None, "best": None}
     steps = candidates(asked, overlay, target=target, reference=reference)
     if not steps:
-        raise BadInput(f"{overlay.path}: no operation mends {finding}, not even by force")
+        raise BadInput(
+            f"{overlay.path}: no operation mends {finding}, not even by force; its page in the catalogue says what "
+            "to do"
+        )
     if all(f.id != finding for f in examine(overlay.folder, overlay.facts, engines)):
         done.forced.append(f"{finding} was not found in these bytes")
     for step in steps:
@@ -205,7 +208,7 @@ def _nothing(done: Repaired, finding: str | None, mended: Mended) -> Repaired:
     if finding is None:
         return done
     why = next((x["why"] for x in mended.left if x["finding"] == finding), "no operation mends it")
-    raise BadInput(f"{done.source}: {finding} was not mended: {why}")
+    raise BadInput(f"{done.source}: {finding} was not mended: {why}; `eyas doctor` tells what remains")
 
 
 def _recorded(overlay: Overlay, steps: Sequence[Done]) -> list[str]:
@@ -261,5 +264,8 @@ def _write(
             revert(out, done.number)
         else:
             shutil.rmtree(out)
-        raise EyasError(f"{out}: what was read back is not what was written ({'; '.join(odd)}); it was taken back")
+        raise EyasError(
+            f"{out}: what was read back is not what was written ({'; '.join(odd)}); it was taken back; check the "
+            "disk and run the same command again"
+        )
     done.out = out

@@ -10,6 +10,7 @@ No file is touched. What does not help is dropped and marked refuted, and the ne
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..doctor.diagnosis import diagnose
+from ..doctor.groups import group
 from ..draft.directory import PROBE
 from ..errors import BadInput, EyasError
 from .operations import Done, perform
 from .overlay import Overlay
 from .remedies import candidates, refusal, unrepairable
+from .remedies_measured import REMEDIES as MEASURED
+from .remedies_static import REMEDIES
 from .step import Step
 from .trials import Judged, Judgement, Trials
 
@@ -116,11 +120,22 @@ def _asked_for(said: Mapping[str, Any], only: str, overlay: Overlay) -> list[Fin
         found = ", ".join(f["id"] for f in said["findings"] if f["severity"] in ("error", "warning")) or "nothing"
         asked = {"id": only, "status": "static", "severity": "error", "convention": None, "best": None}
         refused = next((why for step in candidates(asked, overlay) if (why := refusal(overlay, step))), "")
+        why = refused.removeprefix(f"{overlay.path}: ") or _like(only)
         raise BadInput(
             f"{overlay.path}: the doctor does not find {only} in these files (it finds {found}); nothing was done. "
-            f"{refused.removeprefix(f'{overlay.path}: ')}".rstrip()
+            f"{why}".rstrip()
         )
     return wanted
+
+
+def _like(only: str) -> str:
+    """A hint for an id that no operation mends; "" where one does, and the files simply do not have the fault."""
+    ids = {*REMEDIES, *(group(name).id for name in MEASURED)}
+    if only in ids:
+        return ""
+    near = difflib.get_close_matches(only, ids, n=1, cutoff=0.8)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"No operation mends {only}: {meant}`eyas doctor` prints the ids of what it finds"
 
 
 class _Loop:

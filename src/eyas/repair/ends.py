@@ -25,7 +25,10 @@ def head_from_target(overlay: Overlay, target: str, rows: str = "map") -> Overla
     size = overlay.raw.draft_vocab
     held = overlay.stored(HEAD)
     if size is None or rows not in ("map", "first"):
-        raise BadInput(f"head-from-target: rows = {rows!r} (map or first), or {overlay.path} names no draft_vocab_size")
+        raise BadInput(
+            f"head-from-target: rows = {rows!r} (map or first), or {overlay.path} names no draft_vocab_size; "
+            "correct the argument, or add it to the config"
+        )
     ids = _ids(overlay, size, ends.head.shape[0]) if rows == "map" else np.arange(size)
     if ends.head_bias is not None:
         raise BadInput(f"{target}: its head has a bias, which no draft has; train the draft's own head")
@@ -62,13 +65,17 @@ def map_from_head(overlay: Overlay, target: str) -> Overlay:
     head = overlay.ref(HEAD).load()
     told = of_head(head, ends.head, None)
     if told is None:
-        raise BadInput(f"{overlay.path}: the rows of its head are not the target's, so they tell no map")
+        raise BadInput(
+            f"{overlay.path}: the rows of its head are not the target's, so they tell no map; take the map from the "
+            "training run (--reference)"
+        )
     ids, vocab = told.numpy(), ends.head.shape[0]
     if not maps.is_map(ids, None, vocab):
         odd = int((np.diff(ids) <= 0).sum())
         raise BadInput(
             f"{overlay.path}: the head's rows in the target give no map ({odd} of {len(ids):,} do not ascend): "
-            f"training moved them too far, or they are in another order"
+            "training moved them too far, or they are in another order; take the map from the training run "
+            "(--reference)"
         )
     said = f"each row of {HEAD} is one of the target's: that tells the map"
     return maps.write_both(overlay.tell(said), ids, vocab)
@@ -101,7 +108,7 @@ def drop_embedding(overlay: Overlay) -> Overlay:
     """Take the stored embedding out, so that every engine shares the target's."""
     held = overlay.stored(EMBEDDING)
     if held is None:
-        raise BadInput(f"{overlay.path}: there is no embedding to take out")
+        raise BadInput(f"{overlay.path}: there is no embedding to take out; leave the step out")
     hidden = overlay.raw.number("hidden_size")
     wide = overlay.raw.number("target_hidden_size") or hidden
     theirs = overlay.facts.hidden_size if overlay.facts else wide

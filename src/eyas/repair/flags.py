@@ -130,7 +130,7 @@ def set_rope(
     None keeps what is there. Raises BadInput where the directory would still be read otherwise.
     """
     if theta is None and kind is None:
-        raise BadInput("set-rope: neither theta nor kind is given")
+        raise BadInput("set-rope: neither theta nor kind is given; give one")
     if theta is not None and not theta > 0:
         raise BadInput(f"set-rope: theta = {theta}; expected a number above 0")
     config, old = dict(overlay.config), _rope_said(overlay)
@@ -202,7 +202,10 @@ def set_positions(overlay: Overlay, longest: int) -> Overlay:
     reading = overlay.reading
     kind = reading.conventions.rope_type if reading else "default"
     if kind not in LENGTH_FREE_ROPE:
-        raise BadInput(f"{overlay.path}: RoPE of kind {kind!r} derives its angles from max_position_embeddings")
+        raise BadInput(
+            f"{overlay.path}: RoPE of kind {kind!r} derives its angles from max_position_embeddings; export the "
+            "draft with its target instead"
+        )
     old = overlay.raw.number("max_position_embeddings")
     if longest < 1 or longest == old:
         raise BadInput(f"set-positions: longest = {longest}, and config.json says {old}; nothing to write")

@@ -59,7 +59,8 @@ def fold(overlay: Overlay, convention: str) -> Overlay:
     standard: Any = type(reading.conventions)(taps=reading.conventions.taps)
     if value == getattr(standard, convention):
         raise BadInput(
-            f"fold: {overlay.path} has {convention} = {value!r}, as engines read it: there is nothing to fold"
+            f"fold: {overlay.path} has {convention} = {value!r}, as engines read it: there is nothing to fold; "
+            "leave the step out"
         )
     if convention == "rms_norm_offset":
         out = tensors.add_to_norms(overlay, 1.0)
@@ -67,12 +68,18 @@ def fold(overlay: Overlay, convention: str) -> Overlay:
         out = tensors.swap_halves(overlay)
     elif convention == "logit_scale":
         if math.frexp(value)[0] != 0.5:
-            raise BadInput(f"fold: logit_scale = {value}: only powers of two leave the head's numbers as they are")
+            raise BadInput(
+                f"fold: logit_scale = {value}: only powers of two leave the head's numbers as they are; choose an "
+                "engine that reads the scale"
+            )
         out = ends.scale(overlay, ends.HEAD, float(value))
         out = out.with_config(places.write(out.config, "logit_scale", 1.0))
     else:
         if overlay.stored(ends.EMBEDDING) is None:
-            raise BadInput(f"fold: {convention} = {value}: the embedding is the target's, which no draft may scale")
+            raise BadInput(
+                f"fold: {convention} = {value}: the embedding is the target's, which no draft may scale; choose an "
+                "engine that reads the scale"
+            )
         out = ends.scale(overlay, ends.EMBEDDING, float(value))
     return out.declare(**{convention: getattr(standard, convention)})
 

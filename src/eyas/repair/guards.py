@@ -26,19 +26,22 @@ def check_places(source: Path, out: str | Path | None, in_place: bool) -> None:
     elif in_place:
         check_folder(source)
     elif not source.is_dir():
-        raise BadInput(f"{source} is not a directory; repair works on draft directories")
+        raise BadInput(f"{source} is not a directory; repair works on draft directories; name one")
 
 
 def check_given(reference: Path | None, features: Path | None) -> None:
     """What is named must be there, even where nothing comes to need it."""
     if reference is not None and not reference.exists():
         raise BadInput(
-            f"{reference} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt"
+            f"{reference} does not exist; --reference takes a draft directory, d2t.pt, d2t.npy or vocab_mapping.pt; "
+            "check the path"
         )
     if reference is not None and reference.is_dir():
         open_folder(reference)
     if features is not None and not features.is_dir():
-        raise BadInput(f"{features} is not a directory; --features takes recorded features (eyas extract)")
+        raise BadInput(
+            f"{features} is not a directory; --features takes recorded features (eyas extract); check the path"
+        )
 
 
 def stamps(source: Path) -> dict[str, tuple[int, ...] | None]:
@@ -54,7 +57,9 @@ def stamps(source: Path) -> dict[str, tuple[int, ...] | None]:
     try:
         files = [source / CONFIG, source / EYAS_JSON, source / INDEX, *weight_files(source)[0]]
     except OSError as error:
-        raise BadInput(f"{error.filename or source} cannot be read ({error.strerror or error})") from error
+        raise BadInput(
+            f"{error.filename or source} cannot be read ({error.strerror or error}); check its permissions"
+        ) from error
     return {str(path.relative_to(source)): stamp(path) for path in files}
 
 

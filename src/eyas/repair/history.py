@@ -33,7 +33,7 @@ def history(folder: str | Path) -> list[dict[str, Any]]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a directory; only a draft directory has a history")
+        raise BadInput(f"{folder} is not a directory; only a draft directory has a history; name one")
     recover(folder)
     told = []
     for record in journal.records(Store(folder)):
@@ -53,21 +53,27 @@ def revert(folder: str | Path, to: int | None = None, *, force: bool = False) ->
     folder = Path(folder)
     check_folder(folder)
     if not Store(folder).root.is_dir():
-        raise BadInput(f"{folder} has no history: nothing was changed in place there")
+        raise BadInput(
+            f"{folder} has no history: nothing was changed in place there; name the directory that was repaired"
+        )
     with locked(folder) as store:
         finish(store)
         records = journal.records(store)
         if not records:
-            raise BadInput(f"{folder} has no history: nothing was changed in place there")
+            raise BadInput(
+                f"{folder} has no history: nothing was changed in place there; name the directory that was repaired"
+            )
         number = len(records) if to is None else to
         if not 1 <= number <= len(records):
-            raise BadInput(f"{folder}: there is no change {number}; its history has 1 to {len(records)}")
+            raise BadInput(
+                f"{folder}: there is no change {number}; its history has 1 to {len(records)}; name one of these"
+            )
         undone = records[number - 1 :]
         new = next((r for r in undone if r["kind"] == "new"), None)
         if new is not None:
             raise BadInput(
-                f"{folder}: change {new['number']} made this directory from another one, which was not touched; what "
-                f"was before lies there"
+                f"{folder}: change {new['number']} made this directory from another one, which was not touched; "
+                "what was before lies there; use that one"
             )
         files = _files(undone)
         check_files(folder, list(files))

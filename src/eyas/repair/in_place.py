@@ -119,7 +119,7 @@ def check_folder(folder: Path) -> None:
     if folder.is_symlink():
         raise BadInput(f"{folder} is a symlink to {os.readlink(folder)}; name the directory itself to change it")
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a directory; changes in place work on draft directories")
+        raise BadInput(f"{folder} is not a directory; changes in place work on draft directories; name one")
     _writable(folder)
 
 

@@ -42,7 +42,10 @@ def map_from_reference(overlay: Overlay, reference: str, read_as: str | None = N
     if len(fits) != 1:
         first = next(iter(found.values()))
         both = "fits both as offsets and as absolute ids: say read_as"
-        raise BadInput(f"{path}: its map {both if fits else 'is broken: examine it first'} ({quote(first, 'ids')})")
+        raise BadInput(
+            f"{path}: its map {both if fits else 'is broken: examine it first'} ({quote(first, 'ids')}); give "
+            "another --reference"
+        )
     name, ids = next(iter(fits.items()))
     return write_both(overlay.tell(f"{path} holds a map as {name}"), ids, vocab)
 
@@ -77,7 +80,7 @@ def set_map_form(overlay: Overlay, form: str) -> Overlay:
     ids = _forms(overlay).get(form)
     if ids is None:
         known = ", ".join(_forms(overlay)) or "none"
-        raise BadInput(f"{overlay.path}: there is no map here as {form!r}; found {known}")
+        raise BadInput(f"{overlay.path}: there is no map here as {form!r}; found {known}; name the form that was found")
     vocab = overlay.raw.vocab or 0
     if (ids < 0).any() or len(np.unique(ids)) < len(ids):
         bad = int((ids < 0).sum())

@@ -30,7 +30,10 @@ def offsets(overlay: Overlay) -> tuple[Array, Array | None, int]:
     case = overlay.raw
     d2t, vocab = case.array("d2t"), case.vocab
     if d2t is None or d2t.ndim != 1 or d2t.dtype.kind not in "iu":
-        raise BadInput(f"{overlay.path}: there is no d2t of whole numbers to work on")
+        raise BadInput(
+            f"{overlay.path}: there is no d2t of whole numbers to work on; rebuild it from t2d, or take it from "
+            "--reference"
+        )
     if vocab is None:
         raise BadInput(f"{overlay.path}: the size of the target's vocabulary is not known; give --target")
     return np.asarray(d2t).astype(np.int64), marks(overlay), vocab
@@ -120,11 +123,14 @@ def d2t_from_t2d(overlay: Overlay) -> Overlay:
     """Rebuild d2t from the ids that t2d marks, if they are as many as the head has rows."""
     marked, size = marks(overlay), overlay.raw.draft_vocab
     if marked is None:
-        raise BadInput(f"{overlay.path}: there is no t2d with one entry a target id to rebuild d2t from")
+        raise BadInput(
+            f"{overlay.path}: there is no t2d with one entry a target id to rebuild d2t from; take the map from "
+            "--reference"
+        )
     if len(marked) != size:
         raise BadInput(
-            f"{overlay.path}: t2d marks {len(marked):,} ids, the draft vocabulary has {size or 0:,}: it is of another "
-            f"map, so rebuilding d2t from it would be wrong"
+            f"{overlay.path}: t2d marks {len(marked):,} ids, the draft vocabulary has {size or 0:,}: it is of "
+            "another map, so rebuilding d2t from it would be wrong; take the map from --reference"
         )
     return _write(overlay, marked - np.arange(len(marked)))
 
@@ -134,7 +140,9 @@ def t2d_from_d2t(overlay: Overlay) -> Overlay:
     d2t, _, vocab = offsets(overlay)
     ids = np.arange(len(d2t)) + d2t
     if not is_map(ids, None, vocab):
-        raise BadInput(f"{overlay.path}: d2t ({quote(d2t)}) is no map itself, so t2d cannot be rebuilt from it")
+        raise BadInput(
+            f"{overlay.path}: d2t ({quote(d2t)}) is no map itself, so t2d cannot be rebuilt from it; mend d2t first"
+        )
     return _mark(overlay, ids, vocab)
 
 
@@ -147,7 +155,10 @@ def map_dtype(overlay: Overlay, dtype: str = "I64") -> Overlay:
     if ref.dtype == dtype:
         raise BadInput(f"{overlay.path}: d2t is {dtype} already. {KEEPS}")
     if dtype not in WHOLE or len(ref.shape) != 1:
-        raise BadInput(f"{overlay.path}: d2t is {ref.dtype} {list(ref.shape)}; a map is one list of {', '.join(WHOLE)}")
+        raise BadInput(
+            f"{overlay.path}: d2t is {ref.dtype} {list(ref.shape)}; a map is one list of {', '.join(WHOLE)}; take "
+            "the map from --reference"
+        )
     old = _numbers(ref)
     new = old.astype(WHOLE[dtype])
     if not np.array_equal(new.astype(np.float64), old.astype(np.float64)):

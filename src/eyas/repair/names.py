@@ -87,7 +87,7 @@ def respelled(overlay: Overlay, first: str, prefix: str) -> dict[str, str]:
         out[name] = new if new in APART else prefix + new
     changed = {old: new for old, new in out.items() if old != new}
     if not changed:
-        raise BadInput(f"respell: {overlay.path} names its tensors so already")
+        raise BadInput(f"respell: {overlay.path} names its tensors so already; leave the step out")
     return changed
 
 
@@ -100,17 +100,20 @@ def split(overlay: Overlay, names: list[str]) -> Overlay:
     for name in names:
         kind = _kind(name)
         if kind is None or name not in overlay.tensors:
-            raise BadInput(f"split: {overlay.path} has no fused projection {name}")
+            raise BadInput(f"split: {overlay.path} has no fused projection {name}; leave the step out")
         ref = overlay.tensors[name]
         counts = _rows(overlay)(kind, ref.shape[0])
         if sum(counts) != ref.shape[0] or min(counts) < 1:
-            raise BadInput(f"split: {name} has {ref.shape[0]} rows, the config asks for {' + '.join(map(str, counts))}")
+            raise BadInput(
+                f"split: {name} has {ref.shape[0]} rows, the config asks for {' + '.join(map(str, counts))}; "
+                "correct the sizes in the config first"
+            )
         parts: dict[str, TensorRef | None] = {name: None}
         start = 0
         for part, count in zip(FUSED[kind], counts, strict=True):
             new = name.replace(kind, part)
             if new in overlay.tensors:
-                raise BadInput(f"split: {overlay.path} has {new} already beside {name}")
+                raise BadInput(f"split: {overlay.path} has {new} already beside {name}; drop one of them first")
             parts[new] = rows(ref, new, start, start + count)
             start += count
         out = out.with_tensors(parts)
@@ -126,10 +129,11 @@ def fuse(overlay: Overlay, names: list[str]) -> Overlay:
         parts = [name.replace(kind, part) for part in FUSED[kind]] if kind else []
         missing = [part for part in parts if part not in overlay.tensors]
         if kind is None or missing or name in overlay.tensors:
-            raise BadInput(f"fuse: {name}: {f'there is no {missing[0]}' if missing else 'no such fused projection'}")
+            why = f"there is no {missing[0]}" if missing else "no such fused projection"
+            raise BadInput(f"fuse: {name}: {why}; leave it out")
         held = [overlay.tensors[part] for part in parts]
         if len({(ref.dtype, ref.shape[1:]) for ref in held}) > 1:
-            raise BadInput(f"fuse: {', '.join(parts)} differ in dtype or width")
+            raise BadInput(f"fuse: {', '.join(parts)} differ in dtype or width; cast them first")
         out = out.with_tensors({**dict.fromkeys(parts), name: joined(name, held)}).tell(f"{name} is put together")
     return out
 

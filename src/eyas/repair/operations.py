@@ -125,7 +125,7 @@ def perform(overlay: Overlay, step: Step) -> Done:
     done = Done(step, overlay, operation.run(overlay, **arguments))
     after = done.after
     if not done.tensors and after.config == overlay.config and after.eyas == overlay.eyas:
-        raise BadInput(f"{step}: {overlay.path} is so already, nothing would change")
+        raise BadInput(f"{step}: {overlay.path} is so already, nothing would change; leave the step out")
     return done
 
 

@@ -119,7 +119,7 @@ class Overlay:
         held = self.stored(name)
         if held is None:
             into = f"; it is part of {fused}" if (fused := self.fused(name)) else ""
-            raise BadInput(f"{self.path}: there is no tensor {name}{into}")
+            raise BadInput(f"{self.path}: there is no tensor {name}{into}; name one that `eyas inspect` shows")
         return self.tensors[held]
 
     def spelled(self, name: str) -> str:

@@ -92,7 +92,7 @@ def apply(config: Config, values: Mapping[str, Any], removed: Sequence[str]) -> 
     for pointer in removed:
         place, key = _found(out, pointer)
         if key not in place:
-            raise BadInput(f"{pointer} is to be removed and is not there")
+            raise BadInput(f"{pointer} is to be removed and is not there; leave it out of the plan")
         del place[key]
     for pointer, value in values.items():
         place, key = _found(out, pointer)

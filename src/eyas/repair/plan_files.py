@@ -72,9 +72,11 @@ def plan(folder: DraftFolder, change: Change) -> PlannedFiles:
     for name, piece in change.tensors.items():
         held = folder.tensors.get(name)
         if held is None and piece is None:
-            raise BadInput(f"{folder.path} holds no {name} that could be left out")
+            raise BadInput(f"{folder.path} holds no {name} that could be left out; name a tensor that is there")
         if piece is not None and piece.name != name:
-            raise BadInput(f"the piece for {name} is named {piece.name}; a change goes by the names in the file")
+            raise BadInput(
+                f"the piece for {name} is named {piece.name}; a change goes by the names in the file; name it so"
+            )
         file = held.file if held is not None else _home(folder, piece)
         if file.suffix != ".safetensors":
             raise BadInput(
@@ -87,7 +89,10 @@ def plan(folder: DraftFolder, change: Change) -> PlannedFiles:
         tensors[name] = {"file": str(file.relative_to(folder.path)), "before": before, "after": after}
     files = [_weights(folder, file, changes) for file, changes in by_file.items()]
     if by_file and all(f.parts is None for f in files) and set(folder.files) == set(by_file):
-        raise BadInput(f"{folder.path}: the change leaves out every tensor; nothing would be left of the draft")
+        raise BadInput(
+            f"{folder.path}: the change leaves out every tensor; nothing would be left of the draft; keep those "
+            "that it needs"
+        )
     files += _index(folder, by_file, change.tensors)
     files += _config(folder, change.config)
     return PlannedFiles(files, tensors, {name for name, piece in change.tensors.items() if piece is not None})
@@ -168,7 +173,7 @@ def header_bytes(pieces: Sequence[Piece], old: Header, begin: int, file: Path) -
     for piece in pieces:
         stop = place + piece.bytes
         if piece.name in table:
-            raise BadInput(f"{file}: {piece.name} would be there twice")
+            raise BadInput(f"{file}: {piece.name} would be there twice; drop one of them first")
         table[piece.name] = {"dtype": piece.dtype, "shape": list(piece.shape), "data_offsets": [place, stop]}
         part = piece.parts[0] if piece.parts else None
         if isinstance(part, Extent) and part.stop - part.start > largest:

@@ -61,7 +61,10 @@ def joined(parts: Iterable[Keep | Blob]) -> Recipe:
 def cut(recipe: Recipe, start: int, stop: int) -> Recipe:
     """The recipe of bytes `start` to `stop` of the file that `recipe` makes. Raises BadInput where it is shorter."""
     if start < 0 or stop > length(recipe):
-        raise BadInput(f"bytes {start:,} to {stop:,} of a file of {length(recipe):,} are not there")
+        raise BadInput(
+            f"bytes {start:,} to {stop:,} of a file of {length(recipe):,} are not there; something else wrote to "
+            "it: run the same command again"
+        )
     out: list[Keep | Blob] = []
     place = 0
     for part in recipe:

@@ -42,7 +42,8 @@ def served(
     said = part["acceptance"]
     if part["errors"] or said is None:
         raise EyasError(
-            f"{engine} could not be measured: {'; '.join(part['errors']) or 'it did not say what it accepted'}"
+            f"{engine} could not be measured: {'; '.join(part['errors']) or 'it did not say what it accepted'}; "
+            "mend that, or leave --engine out"
         )
     rows = locate(draft, target, engine, questions, how, K, said, reference=False, tell=tell)["rows"]
     predicted = next(row["tau"] for row in rows if row["row"] == "as_read")

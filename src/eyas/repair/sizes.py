@@ -22,13 +22,16 @@ def name_draft_vocabulary(overlay: Overlay) -> Overlay:
     """draft_vocab_size = rows of the head."""
     held = overlay.stored(HEAD)
     if held is None or not overlay.tensors[held].shape:
-        raise BadInput(f"{overlay.path}: there is no {HEAD} whose rows could be counted")
+        raise BadInput(f"{overlay.path}: there is no {HEAD} whose rows could be counted; restore the head first")
     rows, old = overlay.tensors[held].shape[0], overlay.raw.said("draft_vocab_size")
     if rows == old:
-        raise BadInput(f"{overlay.path}: draft_vocab_size is {rows:,} already, the rows of {HEAD}")
+        raise BadInput(f"{overlay.path}: draft_vocab_size is {rows:,} already, the rows of {HEAD}; leave the step out")
     vocab = overlay.raw.vocab
     if vocab is not None and rows > vocab:
-        raise BadInput(f"{overlay.path}: {HEAD} has {rows:,} rows, more than the {vocab:,} ids of the target")
+        raise BadInput(
+            f"{overlay.path}: {HEAD} has {rows:,} rows, more than the {vocab:,} ids of the target; name the draft's "
+            "own target"
+        )
     return _written(overlay, {"draft_vocab_size": rows}, model=False)
 
 
@@ -44,10 +47,11 @@ def set_vocab_size(overlay: Overlay, vocab_size: int) -> Overlay:
     if not others or against:
         said = ", ".join(f"{name} {size:,}" for name, size in against.items()) or "nothing; give --target"
         raise BadInput(
-            f"{overlay.path}: vocab_size = {vocab_size:,} is not what the target's ids are counted by: {said}"
+            f"{overlay.path}: vocab_size = {vocab_size:,} is not what the target's ids are counted by: {said}; give "
+            "the target's own number"
         )
     if case.number("vocab_size") == vocab_size:
-        raise BadInput(f"{overlay.path}: vocab_size is {vocab_size:,} already")
+        raise BadInput(f"{overlay.path}: vocab_size is {vocab_size:,} already; leave the step out")
     return _written(overlay, {"vocab_size": vocab_size}, model=True)
 
 
@@ -58,7 +62,10 @@ def sizes_from_tensors(overlay: Overlay, head_dim: int | None = None) -> Overlay
     there. Raises BadInput where they leave more than one.
     """
     if has_latent_attention(overlay.tensors):
-        raise BadInput(f"{overlay.path}: latent attention (MLA) has sizes that its tensors do not tell apart")
+        raise BadInput(
+            f"{overlay.path}: latent attention (MLA) has sizes that its tensors do not tell apart; copy them from "
+            "the config of training"
+        )
     ways = head_dims(overlay)
     if head_dim is None and len(ways) > 1:
         raise BadInput(f"{overlay.path}: heads of {' or '.join(map(str, ways))} rows fit its tensors: say head_dim")
@@ -68,13 +75,16 @@ def sizes_from_tensors(overlay: Overlay, head_dim: int | None = None) -> Overlay
     if case.number("head_dim") is None and new.get("head_dim") == _usual_dim(case.number("hidden_size"), found):
         new.pop("head_dim", None)  # left out it means hidden_size / heads, which is right then
     if not new:
-        raise BadInput(f"{overlay.path}: config.json names the sizes of its tensors already")
+        raise BadInput(f"{overlay.path}: config.json names the sizes of its tensors already; leave the step out")
     out = _written(overlay, new, model=True)
     wrong = Inventory.of(out.reading).misshapen if out.reading is not None else {}
     still = {name: held for name, (held, _) in wrong.items() if name != HEAD and not name.startswith("fc")}
     if still:
         shown = ", ".join(f"{name} {list(held)}" for name, held in still.items())
-        raise BadInput(f"{overlay.path}: no sizes fit all tensors: with {new} these would still not: {shown}")
+        raise BadInput(
+            f"{overlay.path}: no sizes fit all tensors: with {new} these would still not: {shown}; copy the config "
+            "of training"
+        )
     return out
 
 

@@ -28,7 +28,9 @@ class Step:
         try:
             json.dumps(self.arguments, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise BadInput(f"step {self.operation}: its arguments are no JSON values ({error})") from error
+            raise BadInput(
+                f"step {self.operation}: its arguments are no JSON values ({error}); correct the plan"
+            ) from error
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} = {_short(value)}" for name, value in self.arguments.items())
@@ -44,7 +46,9 @@ class Step:
     def from_dict(cls, values: Any) -> Step:
         """The inverse of `to_dict`; `why` and `sure` may be absent. Raises BadInput saying what is wrong."""
         if not isinstance(values, Mapping) or not isinstance(values.get("operation"), str):
-            raise BadInput(f"a step is an object with `operation` and `arguments`, found {_short(values)}")
+            raise BadInput(
+                f"a step is an object with `operation` and `arguments`, found {_short(values)}; correct the plan"
+            )
         unknown = set(values) - {"operation", "arguments", "why", "sure"}
         arguments = values.get("arguments", {})
         if unknown or not isinstance(arguments, Mapping):

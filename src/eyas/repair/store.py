@@ -77,7 +77,10 @@ class Store:
         finally:
             os.close(new)
         if written != size:
-            raise BadInput(f"{what}: its parts are {written:,} bytes, not {size:,}")
+            raise BadInput(
+                f"{what}: its parts are {written:,} bytes, not {size:,}; something else wrote to it: run the same "
+                "command again"
+            )
         os.rename(temporary, folder / running.hexdigest())
         return Blob(running.hexdigest(), 0, size, what)
 

@@ -91,8 +91,8 @@ def permute_fc_slices(overlay: Overlay, order: list[int], norms: bool = True) ->
     count = slices(overlay)
     if count is None or sorted(order) != list(range(count)) or order == list(range(count)):
         raise BadInput(
-            f"permute-fc-slices: order = {order} moves nothing, or is no order of the {count or 'unknown'} slices of "
-            f"fc.weight in {overlay.path}"
+            f"permute-fc-slices: order = {order} moves nothing, or is no order of the {count or 'unknown'} slices "
+            f"of fc.weight in {overlay.path}; give another order, or leave the step out"
         )
     changed = {FC: _columns(overlay, FC, order)}
     if norms and overlay.stored("input_norm.weight") is not None:

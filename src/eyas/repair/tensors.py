@@ -36,7 +36,10 @@ def swap(overlay: Overlay, a: str, b: str) -> Overlay:
     out = apart(overlay, a, b)
     first, second = out.ref(a), out.ref(b)
     if a == b or first.shape != second.shape:
-        raise BadInput(f"swap: {a} {list(first.shape)} and {b} {list(second.shape)} cannot stand for each other")
+        raise BadInput(
+            f"swap: {a} {list(first.shape)} and {b} {list(second.shape)} cannot stand for each other; name two of "
+            "one shape"
+        )
     said = f"exchanges {first.name} (it begins {begins(first)}) and {second.name} ({begins(second)})"
     return out.with_tensors({first.name: second, second.name: first}).tell(said)
 
@@ -58,7 +61,7 @@ def transpose(overlay: Overlay, name: str, undo: bool = False) -> Overlay:
     out = apart(overlay, name)
     ref, reading = out.ref(name), out.reading
     if len(ref.shape) != 2:
-        raise BadInput(f"transpose: {ref.name} {list(ref.shape)} is no matrix")
+        raise BadInput(f"transpose: {ref.name} {list(ref.shape)} is no matrix; name one that is")
     wanted = expected_tensors(reading.shape, reading.conventions).get(name) if reading else None
     if wanted == ref.shape and ref.shape[0] != ref.shape[1] and not undo:
         raise BadInput(f"transpose: {ref.name} is {list(ref.shape)} as it should be. Nothing was changed")
@@ -84,7 +87,10 @@ def permute_rotary(overlay: Overlay, stored_as: str) -> Overlay:
     dim, out = reading.shape.head_dim, apart(overlay, Q, K)
     refs = [out.ref(name) for name in (Q, K)]
     if any(ref.shape[0] % dim for ref in refs):
-        raise BadInput(f"permute-rotary: q and k {[list(r.shape) for r in refs]} are no heads of {dim} rows")
+        raise BadInput(
+            f"permute-rotary: q and k {[list(r.shape) for r in refs]} are no heads of {dim} rows; correct head_dim "
+            "in the config first"
+        )
     new = {ref.name: _rotary(ref, dim, stored_as) for ref in refs}
     said = f"{', '.join(new)}: the {dim} rows of each head, stored as {stored_as}, into the other layout"
     return out.with_tensors(new).tell(said)
@@ -110,7 +116,9 @@ def swap_halves(overlay: Overlay) -> Overlay:
     out = apart(overlay, Q, K, V)
     refs = [out.ref(name) for name in (Q, K, V)]
     if any(len(ref.shape) != 2 or ref.shape[1] % 2 for ref in refs):
-        raise BadInput(f"swap-halves: q, k and v {[list(r.shape) for r in refs]} have no two halves of columns")
+        raise BadInput(
+            f"swap-halves: q, k and v {[list(r.shape) for r in refs]} have no two halves of columns; leave the step out"
+        )
     new = {ref.name: _halves(ref) for ref in refs}
     return out.with_tensors(new).tell(f"{', '.join(new)}: the two halves of their columns change places")
 
@@ -163,7 +171,10 @@ def norm_of_ones(overlay: Overlay, name: str = "input_norm.weight") -> Overlay:
     wide = overlay.raw.number("target_hidden_size") or overlay.raw.number("hidden_size")
     count = slices(overlay)
     if flag is None or overlay.stored(name) is not None or not wide or not count:
-        raise BadInput(f"norm-of-ones: {name}: it is there, or no norm before fc, or the sizes of {overlay.path} fail")
+        raise BadInput(
+            f"norm-of-ones: {name}: it is there, or no norm before fc, or the sizes of {overlay.path} fail; leave "
+            "the step out"
+        )
     fc, size = overlay.ref("fc.weight"), count * wide if flag == "norm_before_fc" else wide
     new = overlay.spelled(name)
     ones = changed(computed(new, (size,), "F32", fc.file, lambda: np.ones(size, np.float32)), lambda t: t, fc.dtype)
@@ -177,7 +188,7 @@ def without_norms(overlay: Overlay, flag: str) -> Overlay:
     begin = next((begin for begin, name in FLAGGED.items() if name == flag), None)
     held = [ref.name for name, ref in overlay.raw.tensors.items() if begin is not None and name.startswith(begin)]
     if not held:
-        raise BadInput(f"without-norms: {flag}: there are no such norms in {overlay.path}")
+        raise BadInput(f"without-norms: {flag}: there are no such norms in {overlay.path}; leave the step out")
     out = overlay.with_tensors(dict.fromkeys(held)).with_config(places.write(overlay.config, flag, False))
     return out.declare(**{flag: False}).tell(f"takes out {', '.join(held)}; {flag} = false")
 
@@ -204,7 +215,7 @@ def tensor_from_reference(overlay: Overlay, names: list[str], reference: str) ->
     config = dict(out.config)
     for name in names:
         if name not in sources:
-            raise BadInput(f"{reference} has no {name} either")
+            raise BadInput(f"{reference} has no {name} either; give another --reference")
         source, mine = sources[name], [out.tensors[n] for n in _twins(out, name) if n in out.tensors]
         size = wanted.get(name) or (mine[0].shape if mine else source.shape)
         if source.shape != size:
@@ -264,7 +275,10 @@ def drop_tensors(overlay: Overlay, names: list[str]) -> Overlay:
     """Take out tensors by their stored names. Nothing but the journal brings them back."""
     missing = [name for name in names if name not in overlay.tensors]
     if missing or not names:
-        raise BadInput(f"drop-tensors: {overlay.path} has no {', '.join(missing) or 'such tensor: none is named'}")
+        raise BadInput(
+            f"drop-tensors: {overlay.path} has no {', '.join(missing) or 'such tensor: none is named'}; name "
+            "tensors that `eyas inspect` shows"
+        )
     return overlay.with_tensors(dict.fromkeys(names)).tell(f"takes out {', '.join(names)}")
 
 

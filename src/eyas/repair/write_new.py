@@ -28,7 +28,7 @@ from .store import Store
 def check_out(source: Path, out: Path) -> None:
     """Raise BadInput where no copy of `source` can be made there."""
     if not source.is_dir():
-        raise BadInput(f"{source} is not a directory; repair works on draft directories")
+        raise BadInput(f"{source} is not a directory; repair works on draft directories; name one")
     if out.exists() or out.is_symlink():
         raise BadInput(f"{out} exists; name a new directory, since a repair replaces nothing")
     if out.resolve().is_relative_to(source.resolve()):
@@ -113,7 +113,10 @@ def _write(old: Path | None, target: Path, file: FilePlan) -> None:
                 for block in blocks(part.parts):
                     write_all(descriptor, block)
                 if (at := os.lseek(descriptor, 0, os.SEEK_CUR)) != end:
-                    raise BadInput(f"{part.what}: its parts are {at - place:,} bytes, not {part.size:,}")
+                    raise BadInput(
+                        f"{part.what}: its parts are {at - place:,} bytes, not {part.size:,}; something else wrote "
+                        "to it: run the same command again"
+                    )
             elif not patch and source is not None:
                 os.lseek(descriptor, place, os.SEEK_SET)
                 copy_range(source, descriptor, part.start, part.stop)

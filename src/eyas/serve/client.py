@@ -66,7 +66,7 @@ class Client:
     ) -> None:
         self.url = address(url)
         if engine is not None and engine not in DIALECTS:
-            raise BadInput(f"engine {engine!r}: Eyas can ask {', '.join(DIALECTS)}")
+            raise BadInput(f"engine {engine!r}: Eyas can ask {', '.join(DIALECTS)}; choose one of these")
         self.engine, self.model, self.timeout = engine, model, timeout
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a new one each: none is stale
         secure = self.url.startswith(
@@ -107,7 +107,9 @@ class Client:
                     raise BadInput(f"{self.url} serves {', '.join(names)}: name the one that is meant (--model)")
                 self.model = names[0] if names else ""
             elif self.model is not None and names and self.model not in names:
-                raise BadInput(f"{self.url} does not serve {self.model!r} but {', '.join(names)}")
+                raise BadInput(
+                    f"{self.url} does not serve {self.model!r} but {', '.join(names)}; choose one of these (--model)"
+                )
         return DIALECTS[self.engine]
 
     async def stream(
@@ -208,7 +210,7 @@ def address(url: str) -> str:
     except (httpx.InvalidURL, ValueError):
         right = False
     if not right:
-        raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be")
+        raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be; give its address")
     return whole.rstrip("/").removesuffix("/v1").removesuffix("/metrics")
 
 

@@ -52,7 +52,7 @@ class Launch:
             if value < 1:
                 raise BadInput(f"{name} {value}: it must be at least 1")
         if self.port is not None and not 0 < self.port < 65536:
-            raise BadInput(f"--port {self.port}: a port lies between 1 and 65535")
+            raise BadInput(f"--port {self.port}: a port lies between 1 and 65535; choose such a one")
         if self.topk > 1 and self.engine not in TREES:
             raise BadInput(
                 f"--topk {self.topk}: {self.engine} drafts chains only; leave --topk out, or choose --engine sglang, "

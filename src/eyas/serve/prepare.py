@@ -85,7 +85,10 @@ def wanted_target(launch: Launch, target: Path, version: str) -> Wanted:
 
 def _target(launch: Launch, target: Path, tell: Tell) -> Path:
     if not (target / "config.json").is_file():
-        raise BadInput(f"--target {target} has no config.json, so it cannot be converted for {launch.engine}")
+        raise BadInput(
+            f"--target {target} has no config.json, so it cannot be converted for {launch.engine}; name a Hugging "
+            "Face folder"
+        )
     found = required(launch.engine)
     wanted = wanted_target(launch, target, found.version)
 

@@ -98,7 +98,8 @@ class TargetFacts:
         if not out or list(out) != sorted(set(out)) or out[0] < 0 or out[-1] > self.num_layers:
             raise BadInput(
                 f"taps {list(out)} are not distinct ascending numbers from 0 to {self.num_layers}: tap j is the "
-                f"residual stream after j of the target's {self.num_layers} blocks (tap 0: the embedding output)"
+                f"residual stream after j of the target's {self.num_layers} blocks (tap 0: the embedding output); "
+                "give such numbers"
             )
         return out
 
@@ -121,7 +122,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadInput(f"{path} is missing; a target is a Hugging Face model folder with config.json") from error
+        raise BadInput(
+            f"{path} is missing; a target is a Hugging Face model folder with config.json; name such a folder"
+        ) from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} is not readable JSON ({error}); download or convert the model again") from error
     if not isinstance(value, dict):
@@ -145,7 +148,7 @@ def read_facts(folder: str | Path) -> TargetFacts:
             if text.get(key) is not None:
                 return text[key]
         if default is None:
-            raise BadInput(f"{where}: none of {', '.join(SPELLINGS[name])} is there; is this a causal language model?")
+            raise BadInput(f"{where}: none of {', '.join(SPELLINGS[name])} is there; name a causal language model")
         return default
 
     hidden, heads = get("hidden_size"), get("num_heads")
@@ -210,7 +213,10 @@ def _completed(folder: Path, raw: dict[str, Any]) -> dict[str, Any] | None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         text = config.get_text_config(decoder=True)
     except Exception as error:  # whatever a config class thinks of to raise, it is about this file
-        raise BadInput(f"{folder / 'config.json'}: transformers cannot read it ({error})") from error
+        raise BadInput(
+            f"{folder / 'config.json'}: transformers cannot read it ({error}); download the model again, or update "
+            "transformers"
+        ) from error
     out = dict(text.to_dict())
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
         if getattr(text, name, None) is not None:  # attribute_map of families that spell them otherwise (n_embd)

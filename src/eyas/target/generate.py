@@ -27,6 +27,7 @@ import torch
 
 from eyas.errors import BadInput
 from eyas.machine import reuse_large_allocations, round_up
+from eyas.memory import is_out_of_memory, spending
 from eyas.repetition import RunningPeriods
 from eyas.target.plain import PlainGenerator
 from eyas.target.record import Recorder, Tape
@@ -39,6 +40,7 @@ HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and log
 # Largest difference that counts as rounding, as a share of the largest state. Products of other shapes are summed in
 # another order: SmolLM2's 30 blocks make 1e-5 of that in float32 on one CPU, nothing on another; a wrong position 0.1.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.5, torch.float16: 0.06}
+FEWER = "lower --slots (answers that are done are kept), or --max-new-tokens"
 Step = Callable[[torch.Tensor, Pass], torch.Tensor]
 
 
@@ -374,6 +376,8 @@ def make_generator(
             return generator
         why = "its states over slots differ from its own"
     except (NotImplementedError, TypeError, AttributeError, ValueError, KeyError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         why = f"{type(error).__name__}: {error}"
         if target.model.config._attn_implementation != before:
             target.model.set_attn_implementation(before)
@@ -381,6 +385,12 @@ def make_generator(
         "%s is not answered in large batches (%s); its own, slower generation is used", type(target.model).__name__, why
     )
     return PlainGenerator(target, **how)
+
+
+def stepped(generator: Generator | PlainGenerator) -> list[Generated]:
+    """One `step`; raises OutOfMemory with the options that take less."""
+    with spending(f"answering {generator.active} prompts at once", FEWER):
+        return generator.step()
 
 
 def run_all(
@@ -396,4 +406,4 @@ def run_all(
                 exhausted = request is None
                 if request is not None:
                     generator.add(request)
-            yield from generator.step()
+            yield from stepped(generator)

@@ -137,13 +137,13 @@ def _content_key(gguf: Path) -> str:
         size = gguf.stat().st_size
         with gguf.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise BadInput(f"{gguf} does not start with the letters GGUF; is the download complete?")
+                raise BadInput(f"{gguf} does not start with the letters GGUF; download it again")
             digest = hashlib.sha256(str(size).encode())
             for place in sorted({max(0, (size - PIECE) * i // 15) for i in range(16)}):
                 file.seek(place)
                 digest.update(file.read(PIECE))
     except OSError as error:
-        raise BadInput(f"{gguf} cannot be read ({error.strerror})") from error
+        raise BadInput(f"{gguf} cannot be read ({error.strerror}); check the path and its permissions") from error
     return digest.hexdigest()
 
 

@@ -17,10 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from eyas.errors import BadInput, EyasError
+from eyas.errors import BadInput, EyasError, OutOfMemory
+from eyas.machine import check_device
+from eyas.memory import spending
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.gguf import quiet
 from eyas.target.source import with_template
+
+TOO_LARGE = (
+    "load it as bfloat16 (--dtype bfloat16, half of float32), spread it over the accelerators (--device auto), or let "
+    "a server run it (`eyas regenerate --base-url`, `eyas extract --engine vllm`)"
+)
 
 # Names under which families keep their blocks and their final norm inside the decoder.
 BLOCKS = ("layers", "h", "blocks", "block")
@@ -55,18 +62,26 @@ class Target:
         from transformers import AutoTokenizer
 
         folder = Path(folder)
+        if str(device) != "auto":
+            device = check_device(device)
         facts = read_facts(folder)
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        loading = f"loading the target {folder} as {str(dtype).removeprefix('torch.')} on {device}"
         with quiet():
             try:
                 tokenizer = with_template(AutoTokenizer.from_pretrained(folder, **options), folder)
                 spread = {"device_map": "auto"} if str(device) == "auto" else {}
-                model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
+                with spending(loading, TOO_LARGE):
+                    model: Any = _model_class(folder, options).from_pretrained(folder, dtype=dtype, **options, **spread)
+            except OutOfMemory:
+                raise
             except Exception as error:
                 hint = "" if trust_remote_code else _remote_code_hint(error)
-                raise EyasError(f"{folder}: transformers cannot load this target ({error}){hint}") from error
+                remedy = hint or "; download it again, or update transformers"
+                raise EyasError(f"{folder}: transformers cannot load this target ({error}){remedy}") from error
             if not spread:
-                model = model.to(torch.device(device))
+                with spending(loading, TOO_LARGE):
+                    model = model.to(device)
         return cls(model.eval().requires_grad_(False), tokenizer, facts, folder)
 
     @property
@@ -95,7 +110,8 @@ class Target:
         if missing or any(seen[t].shape != final.shape for t in chosen):
             raise EyasError(
                 f"{self.dir}: a {self.facts.model_type} does not show its residual stream at taps "
-                f"{missing or list(chosen)} as one tensor [B, L, H]; this family is not supported"
+                f"{missing or list(chosen)} as one tensor [B, L, H]; this family is not supported; let an engine "
+                "compute the states (eyas extract --engine vllm)"
             )
         return torch.cat([seen[t].to(final.device) for t in chosen], -1), final  # [B, L, T*H], [B, L, H]
 
@@ -123,7 +139,8 @@ class Target:
             raise EyasError(
                 f"{self.dir}: the logits of this {self.facts.model_type} are not head(final state) with scale "
                 f"{self.facts.logit_scale} and soft-cap {self.facts.logit_softcap}, as its config says (largest "
-                f"difference {float((mine - theirs).abs().max()):.3g}); this family is not supported as a target"
+                f"difference {float((mine - theirs).abs().max()):.3g}); this family is not supported as a target; "
+                "correct its config, or report the family"
             )
         self._head_checked = True
 
@@ -151,12 +168,18 @@ class Target:
             raise BadInput(f"ids have shape {list(ids.shape)}, expected a non-empty [B, L]")
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.facts.vocab_size:
-            raise BadInput(f"ids run from {low} to {high}; the target knows 0 to {self.facts.vocab_size - 1}")
+            raise BadInput(
+                f"ids run from {low} to {high}; the target knows 0 to {self.facts.vocab_size - 1}; use the "
+                "tokenizer of this target"
+            )
         if lengths is None:
             return
         counts = torch.as_tensor(lengths)
         if counts.shape != ids.shape[:1] or int(counts.min()) < 1 or int(counts.max()) > ids.shape[1]:
-            raise BadInput(f"lengths {counts.tolist()} do not fit ids of shape {list(ids.shape)}: one a row, 1 to L")
+            raise BadInput(
+                f"lengths {counts.tolist()} do not fit ids of shape {list(ids.shape)}: one a row, 1 to L; give one "
+                "length a row"
+            )
 
 
 def _model_class(folder: Path, options: dict[str, Any]) -> Any:
@@ -182,8 +205,8 @@ def _anatomy(model: Any, facts: TargetFacts, folder: Path) -> tuple[nn.Module, n
             # A wrapper's language model may be one with a head, whose inside returns states.
             return (inner if hasattr(decoder, "lm_head") else decoder), blocks, norm
     raise EyasError(
-        f"{folder}: no {facts.num_layers} blocks followed by a final norm in a {type(decoder).__name__}; this family "
-        f"is not supported as a target"
+        f"{folder}: no {facts.num_layers} blocks followed by a final norm in a {type(decoder).__name__}; this "
+        "family is not supported as a target; let an engine compute the states (eyas extract --engine vllm)"
     )
 
 

@@ -175,4 +175,6 @@ def _unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _expect(tensor: torch.Tensor, sizes: tuple[int, int], name: str, where: str) -> None:
     if tuple(tensor.shape) != sizes:
-        raise Mismatch(f"{where}: {name} has shape {list(tensor.shape)}, config.json says {list(sizes)}")
+        raise Mismatch(
+            f"{where}: {name} has shape {list(tensor.shape)}, config.json says {list(sizes)}; download the model again"
+        )

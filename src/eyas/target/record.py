@@ -127,6 +127,7 @@ class Recorder:
         if any(s is None or s.shape != final.shape for s in seen):
             raise EyasError(
                 f"{self.target.dir}: a {self.target.facts.model_type} does not show its residual stream at taps "
-                f"{list(self.taps)} as one tensor [B, L, H], so its states cannot be recorded while it answers"
+                f"{list(self.taps)} as one tensor [B, L, H], so its states cannot be recorded while it answers; "
+                "leave --record-states out"
             )
         return torch.cat([x.to(self.target.device, STORED) for x in (*seen, final) if x is not None], -1)

@@ -54,9 +54,13 @@ def resolve_target(
         if len(ggufs) == 1:
             return _converted(ggufs[0], cache)
         choice = f"; it holds {len(ggufs)} GGUF files, name one of them" if ggufs else ""
-        raise BadInput(f"{path} has no config.json, so it is not a Hugging Face model folder{choice}")
+        raise BadInput(
+            f"{path} has no config.json, so it is not a Hugging Face model folder{choice}; name a folder that has one"
+        )
     if path.is_file():
-        raise BadInput(f"{path} is a file; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
+        raise BadInput(
+            f"{path} is a file; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'; name one of these"
+        )
     return _from_hub(str(spec), part)
 
 
@@ -90,7 +94,10 @@ def _converted(gguf: Path, cache: Path | None) -> Path:
 def _from_hub(spec: str, part: str) -> Path:
     name, _, revision = spec.partition("@")
     if name.count("/") > 1 or name.startswith(("/", ".", "~")) or name.endswith("/"):
-        raise BadInput(f"no folder or file {spec!r}; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'")
+        raise BadInput(
+            f"no folder or file {spec!r}; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'; check "
+            "the path"
+        )
     from huggingface_hub import constants, errors, snapshot_download
 
     def download(skip: tuple[str, ...] = (), only: list[str] | None = None) -> Path:
@@ -107,13 +114,17 @@ def _from_hub(spec: str, part: str) -> Path:
             if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
                 folder = download()
     except errors.HFValidationError as error:
-        raise BadInput(f"{spec!r} is neither a folder, a .gguf file, nor a hub id: {error}") from error
+        raise BadInput(
+            f"{spec!r} is neither a folder, a .gguf file, nor a hub id: {error}; check the spelling"
+        ) from error
     except errors.GatedRepoError as error:
         raise EyasError(f"{name} is gated: accept its licence on its hub page and run `hf auth login`") from error
     except errors.RevisionNotFoundError as error:
-        raise BadInput(f"{name} has no revision {revision!r}") from error
+        raise BadInput(f"{name} has no revision {revision!r}; check the name after the @") from error
     except errors.RepositoryNotFoundError as error:
-        raise BadInput(f"{name!r} is not a folder, and the hub has no such model (private? `hf auth login`)") from error
+        raise BadInput(
+            f"{name!r} is not a folder, and the hub has no such model (private? `hf auth login`); check the spelling"
+        ) from error
     except (errors.EntryNotFoundError, OSError) as error:
         if constants.HF_HUB_OFFLINE:
             raise EyasError(

@@ -56,7 +56,7 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
             return {str(tensor): inside[str(file)] for tensor, file in listed.items()}
     if (folder / "adapter_config.json").is_file():
         raise BadInput(f"{folder} holds an adapter, not a model; merge it into its base model and name that folder")
-    raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; is it a Hugging Face model folder?")
+    raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; name a Hugging Face model folder")
 
 
 def missing_files(folder: str | Path) -> list[str]:
@@ -74,7 +74,9 @@ def read_tensors(folder: str | Path, names: Iterable[str]) -> dict[str, torch.Te
     wanted: dict[Path, list[str]] = {}
     for name in names:
         if name not in files:
-            raise BadInput(f"{folder}: the checkpoint has no tensor {name!r}; it has {len(files)} others")
+            raise BadInput(
+                f"{folder}: the checkpoint has no tensor {name!r}; it has {len(files)} others; download the model again"
+            )
         wanted.setdefault(files[name], []).append(name)
     out: dict[str, torch.Tensor] = {}
     for file, here in wanted.items():
@@ -135,7 +137,10 @@ def end_names(folder: str | Path, facts: TargetFacts, names: Collection[str]) ->
     plain = plain_names(names)
     embedding = find_name(plain, PREFIXES, EMBEDDING)
     if embedding is None:
-        raise BadInput(f"{folder}: no embedding among {len(names)} tensors (looked for *.{', *.'.join(EMBEDDING)})")
+        raise BadInput(
+            f"{folder}: no embedding among {len(names)} tensors (looked for *.{', *.'.join(EMBEDDING)}); name the "
+            "folder of the whole language model"
+        )
     beside = next(embedding.removesuffix(ending) for ending in EMBEDDING if embedding.endswith(ending))
     norm = find_name(plain, (beside, *PREFIXES), NORM)
     head = embedding if facts.tied else find_name(plain, HEAD_PREFIXES, HEAD)
@@ -171,7 +176,10 @@ def load_ends(folder: str | Path, facts: TargetFacts | None = None) -> Ends:
         parts = given or {part: tensors[stored] for part, stored in parts_of(name, files).items()}
         tables[name] = dequantised(name, parts, sizes, dtype, block, str(folder))
         if tuple(tables[name].shape) != sizes:
-            raise Mismatch(f"{folder}: {name} has shape {list(tables[name].shape)}, config.json says {list(sizes)}")
+            raise Mismatch(
+                f"{folder}: {name} has shape {list(tables[name].shape)}, config.json says {list(sizes)}; download "
+                "the model again"
+            )
     return Ends(
         embedding=tables[names.embedding],
         head=tables[names.head],
@@ -205,7 +213,10 @@ def _inside(folder: Path, name: str, index: Path) -> Path:
     path = folder / pure
     outside = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
     if outside or not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise BadInput(f"{index} names the file {name!r}, which leads out of the folder; refusing to follow it")
+        raise BadInput(
+            f"{index} names the file {name!r}, which leads out of the folder; refusing to follow it; download the "
+            "model again"
+        )
     return path
 
 
@@ -241,7 +252,9 @@ def _read(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
         with safe_open(file, framework="pt") as handle:
             return {name: handle.get_tensor(name) for name in names}
     except KeyError as error:
-        raise BadInput(f"{file}: the index places {error} here, but the file does not have it") from error
+        raise BadInput(
+            f"{file}: the index places {error} here, but the file does not have it; download the model again"
+        ) from error
     except FileNotFoundError as error:
         raise BadInput(f"{file} is missing, though the index names it; download the model again") from error
     except EyasError:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..artifacts import MANIFEST, canonical_json, read_manifest, sha256_json
+from ..artifacts import MANIFEST, canonical_json, check_out, sha256_json
 from ..conventions import Known
 from ..draft.checkpoint import load_draft
 from ..draft.directory import check_replaceable
@@ -117,28 +117,15 @@ def prepare(
     return Inputs(draft, vocab_map, ends, features, held_out, digests, identity, first_weights)
 
 
-def check_out(out: Path) -> None:
+def check_run(out: Path) -> None:
     """Raise BadInput unless `out` is free or holds nothing but a training run."""
+    check_out(out, STAGE)
     if not out.exists():
         return
-    if not out.is_dir():
-        raise BadInput(f"--out {out} is a file; choose a folder")
     others = sorted(p.name for p in out.iterdir() if p.name not in OURS and not p.name.startswith(TEMPORARY))
     if others:
         raise BadInput(f"--out {out} holds files that no training run writes ({', '.join(others[:4])}); choose another")
-    if (out / MANIFEST).is_file() and (stage := read_manifest(out)["stage"]) != STAGE:
-        raise BadInput(f"--out {out} is what `eyas {stage}` wrote; choose another")
     check_replaceable(out / DRAFT)
-
-
-def check_device(device: str) -> torch.device:
-    """The device of that name. Raises BadInput where this machine has none."""
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return found
 
 
 def check_trainable(draft: Draft, name: str) -> None:
@@ -202,7 +189,9 @@ def _changed(draft: Draft, change: Mapping[str, Any], name: str) -> Draft:
         has = getattr(draft.conventions, key)
         kinds = (int, type(None)) if key == "sliding_window" else (float, int) if type(has) is float else (type(has),)
         if type(value) not in kinds:
-            raise BadInput(f"change.{key} = {value!r}: {name} has {has!r}, another of that kind is needed")
+            raise BadInput(
+                f"change.{key} = {value!r}: {name} has {has!r}, another of that kind is needed; give such a value"
+            )
     other = Draft(draft.shape, draft.conventions.with_(Known.DECLARED, **change))
     if draft.embed_tokens is not None:
         other.set_embedding(draft.embed_tokens.weight.detach())

@@ -23,18 +23,24 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
-from ..machine import choose_precision, no_denormals, reuse_large_allocations, row_multiple
+from ..machine import check_device, choose_precision, no_denormals, reuse_large_allocations, row_multiple
+from ..memory import spending
 from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
 from .batches import make_batch, plan_steps, share_step, steps_in, supervised_rows
 from .evaluate import predict_accept_length
-from .inputs import DRAFT, STAGE, Inputs, check_device, check_out, non_finite, prepare
+from .inputs import DRAFT, STAGE, Inputs, check_run, non_finite, prepare
 from .muon import Muon
 from .objective import Objective, StepSums
 from .ranks import ALONE, Ranks, connected, gathered, joining, sharded, spread, whole
 from .record import METRICS, Recorder
 from .settings import TrainSettings
+
+REMEDY = (
+    "give --set recompute=true, with which the same run goes on and keeps less; or begin anew in another --out, with a "
+    "smaller --set micro_tokens=… or features of a smaller --max-length"
+)
 
 
 def train(
@@ -62,7 +68,7 @@ def train(
         where = check_device(ranks.device(device))
         settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
         if ranks.first:
-            check_out(out)
+            check_run(out)
             held.enter_context(locked(out))
         held.enter_context(no_denormals())
         return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress, ranks)
@@ -244,9 +250,9 @@ class Run:
             return sums, 0.0
         mine = share_step(step, self.lengths, s.micro_tokens, self.ranks.rank, self.ranks.world)
         for number, batch in enumerate(mine, 1):
-            with joining(self.objective, number == len(mine)):
+            with joining(self.objective, number == len(mine)), spending(self._doing(batch), REMEDY):
                 loss, part = self._loss(batch, weights.clamp(min=1))
-                (loss * self.ranks.world).backward()  # gradients are averaged over the processes, and we want their sum
+                (loss * self.ranks.world).backward()  # gradients are averaged over processes; we want their sum
             sums += part
         sums = StepSums(*self.ranks.sum(torch.stack([sums.loss, sums.rows, sums.right, sums.chain])))
         trained = [p for p in self.draft.parameters() if p.grad is not None]
@@ -267,6 +273,16 @@ class Run:
                 decay=self.settings.decay, denominators=denominators, logits_of=self.logits_of,
                 chunk=self.settings.head_chunk, compute=self.compute, recompute=self.settings.recompute,
             )  # fmt: skip
+
+    def _doing(self, docs: list[int]) -> str:
+        """A micro-batch in words, for whoever runs out of memory in it."""
+        lengths, s = self.lengths[docs], self.settings
+        if not docs:
+            return f"training step {self.step}"
+        return (
+            f"training step {self.step}, on {int(lengths.sum()):,} tokens at once (micro_tokens = {s.micro_tokens:,}, "
+            f"the longest document has {int(lengths.max()):,}), unrolled {s.ttt_steps} times on {self.device}"
+        )
 
     def _not_finite(self, docs: list[int]) -> str:
         told = non_finite(self.given.features, docs)
@@ -303,7 +319,8 @@ class Run:
         given, s = self.given, self.settings
         if given.held_out is None:
             return None
-        with gathered(self.objective):
+        doing = f"predicting the accept length on held-out text, {s.micro_tokens:,} tokens at once (micro_tokens)"
+        with gathered(self.objective), spending(doing, REMEDY):
             return predict_accept_length(
                 self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens,
                 ranks=self.ranks,

@@ -36,8 +36,9 @@ def interpret(folder: DraftFolder, target_layers: int | None = None) -> Reading:
         if dialect.matches(folder):
             return dialect.read(folder, target_layers)
     raise BadInput(
-        f"{folder.config_file}: neither hidden_size nor transformer_layer_config nor an eyas.json beside it; "
-        f"Eyas reads the dialects {', '.join(d.NAME for d in DIALECTS)}"
+        f"{folder.config_file}: neither hidden_size nor transformer_layer_config nor an eyas.json beside it; Eyas "
+        f"reads the dialects {', '.join(d.NAME for d in DIALECTS)}; copy the config.json that was saved with the "
+        "weights"
     )
 
 
@@ -48,4 +49,4 @@ def _refuse_impossible_sizes(folder: DraftFolder) -> None:
             value = place.get(name)
             if isinstance(value, int) and value > most:
                 said = f"{prefix}{name} = {str(value)[:20]}"
-                raise BadInput(f"{folder.config_file}: {said}; at most {most:,} is believed")
+                raise BadInput(f"{folder.config_file}: {said}; at most {most:,} is believed; correct the config")

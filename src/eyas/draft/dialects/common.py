@@ -164,7 +164,10 @@ def _num_taps(folder: DraftFolder, canonical: Canonical, width: int, draft: Fiel
     if fc is None or len(fc) != 2:
         return len(taps.value) if taps.value else draft.whole("num_aux_hidden_states", 3).value
     if fc[1] % width or not fc[1]:
-        raise BadInput(f"{folder.path}: fc.weight reads {fc[1]} features, no multiple of target_hidden_size = {width}")
+        raise BadInput(
+            f"{folder.path}: fc.weight reads {fc[1]} features, no multiple of target_hidden_size = {width}; correct "
+            "target_hidden_size in the config"
+        )
     return fc[1] // width
 
 
@@ -173,8 +176,8 @@ def _taps(folder: DraftFolder, taps: Found, num_taps: int, target_layers: int | 
     if taps.value is not None:
         if len(taps.value) != num_taps:
             raise BadInput(
-                f"{folder.config_file}: {taps.where} names {len(taps.value)} taps, but fc.weight is "
-                f"{num_taps} taps wide"
+                f"{folder.config_file}: {taps.where} names {len(taps.value)} taps, but fc.weight is {num_taps} taps "
+                "wide; correct the list (eyas doctor tells which layers fit)"
             )
         return taps
     if num_taps != 3 or target_layers is None:

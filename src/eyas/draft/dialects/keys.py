@@ -133,7 +133,8 @@ def canonicalise(tensors: Mapping[str, TensorRef], rows_of: Callable[[str, int],
             rows = rows_of(kind, ref.shape[0])
             if sum(rows) != ref.shape[0]:
                 raise BadInput(
-                    f"{ref.file}: {foreign} has {ref.shape[0]} rows, the config asks for {' + '.join(map(str, rows))}"
+                    f"{ref.file}: {foreign} has {ref.shape[0]} rows, the config asks for "
+                    f"{' + '.join(map(str, rows))}; correct the sizes in the config, or split the tensor"
                 )
             start = 0
             for part, count in zip(FUSED[kind], rows, strict=True):

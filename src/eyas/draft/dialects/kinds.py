@@ -88,5 +88,6 @@ def refuse_other_kinds(folder: DraftFolder) -> None:
     if "fc.weight" not in shapes and not _is_eagle3(shapes):
         names = ", ".join(list(folder.tensors)[:4])
         raise BadInput(
-            f"{folder.path} is not an EAGLE-3 draft: neither fc.weight nor hidden_norm among its tensors ({names}, ...)"
+            f"{folder.path} is not an EAGLE-3 draft: neither fc.weight nor hidden_norm among its tensors ({names}, "
+            "...); name the directory of such a draft"
         )

@@ -25,10 +25,15 @@ def read(folder: DraftFolder, target_layers: int | None) -> Reading:
     """Interpret the directory. Raises BadInput naming file and field."""
     kind = folder.config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        raise BadInput(f"{folder.config_file}: speculators_model_type = {kind!r}; Eyas reads 'eagle3' drafts")
+        raise BadInput(
+            f"{folder.config_file}: speculators_model_type = {kind!r}; Eyas reads 'eagle3' drafts; name such a draft"
+        )
     layer = folder.config.get(LAYER)
     if not isinstance(layer, dict):
-        raise BadInput(f"{folder.config_file}: {LAYER} is missing or not an object")
+        raise BadInput(
+            f"{folder.config_file}: {LAYER} is missing or not an object; copy the config.json that was saved with "
+            "the weights"
+        )
     draft = Fields.of(folder.config_file, folder.config)
     model = Fields(folder.config_file, [(f"{LAYER}.", layer)])
     silence = Silence(norm_before_residual=Found(True, Known.GUESSED))

@@ -80,7 +80,7 @@ def _lines(source: str | os.PathLike[str]) -> Iterator[str]:
             while line := file.readline(LONGEST):
                 yield _COLOURS.sub("", line) if "\x1b" in line else line
     except OSError as error:
-        raise BadInput(f"{path} cannot be read as a log ({error.strerror})") from error
+        raise BadInput(f"{path} cannot be read as a log ({error.strerror}); name the server's log file") from error
 
 
 def _summary(
@@ -205,6 +205,9 @@ def _speculative_simple(settings: dict[str, int], version: str, events: Events) 
     rounds, accepted = settings["n_predict"] - settings["n_accept"], settings["n_accept"]
     said = {name: settings[name] for name in ("n_draft", "n_predict", "n_drafted", "n_accept")}
     if rounds <= 0 or settings["n_draft"] > DEEPEST:
-        raise BadInput(f"{said} are no counts of llama-speculative-simple: each round predicts one token at least")
+        raise BadInput(
+            f"{said} are no counts of llama-speculative-simple: each round predicts one token at least; give the "
+            "whole log"
+        )
     base = Served("llamacpp", version, said=said, steps=settings["n_draft"] or None, events=events.all())
     return counted(base, rounds, accepted, settings["n_drafted"])

@@ -56,11 +56,13 @@ def _loaded(source: Any) -> Any:
         try:
             return [json.loads(line) for line in lines] if len(lines) > 1 else _refuse(error)
         except (ValueError, RecursionError) as second:
-            raise BadInput(f"response metadata is not JSON, nor JSON lines ({second})") from second
+            raise BadInput(
+                f"response metadata is not JSON, nor JSON lines ({second}); give the responses as the server sent them"
+            ) from second
 
 
 def _refuse(error: Exception) -> Any:
-    raise BadInput(f"response metadata is not JSON ({error})") from error
+    raise BadInput(f"response metadata is not JSON ({error}); give the response as the server sent it") from error
 
 
 def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
@@ -167,8 +169,10 @@ def _server_info(found: Sequence[Mapping[str, Any]]) -> Served | None:
     lengths = [x for x in (_number(place, "avg_spec_accept_length") for place in found) if x]
     if not lengths:
         if any(isinstance(place.get("internal_states"), list) for place in found):
-            raise BadInput("SGLang's server info has no avg_spec_accept_length: it runs without a draft, or has not "
-                           "decoded 40 steps since it started")  # fmt: skip
+            raise BadInput(
+                "SGLang's server info has no avg_spec_accept_length: it runs without a draft, or has not decoded "
+                "40 steps since it started; send it longer requests, or start it with the draft"
+            )  # fmt: skip
         return None
     steps = next((n for n in (_number(place, "speculative_num_steps") for place in found) if n), None)
     version = next((str(place["version"]) for place in found if isinstance(place.get("version"), str)), "")

@@ -62,7 +62,7 @@ def from_url(url: str, timeout: float = TIMEOUT) -> Served:
     """
     parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be")
+        raise BadInput(f"{url!r} is no http address of a server, as http://localhost:8000 would be; give its address")
     named = parts.path.rstrip("/")
     root = f"{parts.scheme}://{parts.netloc}{named.removesuffix('/metrics')}"
     exact = named and not named.endswith("/metrics")
@@ -86,9 +86,11 @@ def fetch(page: str, timeout: float = TIMEOUT) -> str:
         with urllib.request.urlopen(page, timeout=timeout) as answer:
             return str(answer.read(MOST_BYTES).decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
-        raise BadInput(f"the server answers {error.code} {error.reason}") from error
+        raise BadInput(f"the server answers {error.code} {error.reason}; check the path: /metrics is usual") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise BadInput(f"no answer ({getattr(error, 'reason', None) or error}); is a server running there?") from error
+        raise BadInput(
+            f"no answer ({getattr(error, 'reason', None) or error}); is a server running there? Check host and port"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,10 @@ def _since(now: Samples, earlier: Samples, name: str) -> float | None:
     """Increase of a counter over all its label sets. Raises BadInput where it fell."""
     total, start = _total(now, name), _total(earlier, name) or 0.0
     if total is not None and total < start:
-        raise BadInput(f"{name} fell from {start:g} to {total:g}: the server was restarted between the two snapshots")
+        raise BadInput(
+            f"{name} fell from {start:g} to {total:g}: the server was restarted between the two snapshots; take "
+            "both snapshots from one run"
+        )
     return None if total is None else total - start
 
 

@@ -87,7 +87,10 @@ def counted(
     Raises BadInput for counts that cannot be.
     """
     if not (0 < rounds < math.inf and 0 <= accepted < math.inf):
-        raise BadInput(f"{accepted:g} accepted tokens in {rounds:g} rounds are no counts of speculative decoding")
+        raise BadInput(
+            f"{accepted:g} accepted tokens in {rounds:g} rounds are no counts of speculative decoding; give "
+            "counters of one server, since its start"
+        )
     rates = tuple(n / rounds for n in reached)
     return replace(
         base,
@@ -107,7 +110,9 @@ def text_of(source: str | os.PathLike[str], what: str) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise BadInput(f"{path} cannot be read as {what} ({error.strerror})") from error
+        raise BadInput(
+            f"{path} cannot be read as {what} ({error.strerror}); check the path and its permissions"
+        ) from error
 
 
 def as_path(source: str | os.PathLike[str]) -> Path | None:

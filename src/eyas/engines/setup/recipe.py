@@ -155,7 +155,10 @@ def _explained(recipe: Recipe, build: Build, step: str, work: Callable[[], Any])
             f"that is mended. Log: {log}"
         ) from error
     except EyasError as error:
-        raise EyasError(f"{recipe.engine}: step '{step}' failed: {error} Log: {log}") from error
+        raise EyasError(
+            f"{recipe.engine}: step '{step}' failed: {error} Log: {log}; finished steps are kept: run the same "
+            "command again when that is mended"
+        ) from error
 
 
 def _last_lines(said: str, count: int = 3) -> str:
