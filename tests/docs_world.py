@@ -35,6 +35,8 @@ HERE = [
     (r"^(COPY)\|.*", r"\1"),  # any of these
 ]
 """Whole words. The built-in target is as real as the demo's: what it takes to run is not for a suite of minutes."""
+BUILT_IN = ("regenerate", "extract", "train", "prove", "measure", "serve", "chat")
+"""Without --target these take the built-in one."""
 SMALLER = {
     "ask": ["--count", "4", "--max-new-tokens", "12"],
     "regenerate": ["--max-new-tokens", "12", "--limit", "40"],
@@ -92,7 +94,10 @@ def build(folder: Path) -> Path:
         + shlex.quote(json.dumps({"method": "eagle3", "model": "draft", "num_speculative_tokens": 4}))
     )
     (folder / "server.log").write_text("".join(LOG))
-    done("eyas extract heldout.jsonl --target TARGET --out heldout", folder)
+    (folder / "answers").mkdir()
+    shutil.copy(folder / "conversations.jsonl", folder / "answers")
+    for name in ("features", "heldout"):
+        done(f"eyas extract {'train' if name == 'features' else name}.jsonl --target TARGET --out {name}", folder)
     return folder
 
 
@@ -117,11 +122,11 @@ def _lines(path: Path, rows: list[dict]) -> None:
 def commands(page: str) -> Iterator[str]:
     """What a reader would type, in order: indented lines that begin with a program's name, joined where they go on."""
     joined = re.sub(r"\\\n\s*", "", page)
-    for line in re.findall(rf"^ {{4,}}(?:\$ )?((?:{'|'.join(PROGRAMS)}) .+)$", joined, re.MULTILINE):
+    for line in re.findall(rf"^ {{4,}}(?:\$ )?((?:{PROGRAMS}) .+)$", joined, re.MULTILINE):
         yield from (part.strip() for part in re.split(r"; (?=eyas )|&& (?=eyas |tail )", line))
 
 
-PROGRAMS = ("eyas", "head", "tail", "make", "python", "pip", "torchrun", "ray", "vllm")
+PROGRAMS = "eyas|head -n|tail -n|make|python|pip|torchrun|ray start|vllm serve"
 
 
 def words_of(command: str) -> list[str]:
@@ -133,6 +138,8 @@ def words_of(command: str) -> list[str]:
         words = [re.sub(pattern, instead, word) for word in words]
     after = words[words.index("--") :] if "--" in words else []
     before = words[: len(words) - len(after)]
+    if words[0] in BUILT_IN and "--target" not in words:
+        before += ["--target", "TARGET"]
     return [*before, *SMALLER.get(words[0], []), *after]
 
 
