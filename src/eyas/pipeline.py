@@ -140,24 +140,22 @@ def describe_target(target: Path, identity: Mapping[str, str], out: Path) -> dic
 
 def ask(config: RunConfig, target: Path, out: Path) -> dict[str, Any]:
     """Requests that the target writes itself."""
-    from tqdm import tqdm
-
     from eyas.ask import Asking
     from eyas.ask import ask as stage
+    from eyas.console import bar
 
     assert config.ask.count is not None
     how = Asking(
         **config.ask.model_dump(exclude={"count"}), seed=config.seed, slots=config.regenerate.slots,
         **config.target.model_dump(exclude={"source"}),
     )  # fmt: skip
-    with tqdm(total=config.ask.count, desc="ask", unit="message", disable=None) as bar:
-        return stage(target, out, config.ask.count, how, bar.update)
+    with bar(total=config.ask.count, desc="ask", unit="message") as shown:
+        return stage(target, out, config.ask.count, how, shown.update)
 
 
 def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:
     """The target's own answers to the prompts, by the local model or a server."""
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.prompts import load_prompts
     from eyas.regenerate import regenerate as stage
 
@@ -169,10 +167,10 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
         server = ServerOptions(base_url=section.base_url, model=section.model, concurrency=section.concurrency)
     loaded = load_prompts(prompts)
     total = section.max_supervised_tokens
-    with tqdm(total=total, desc="regenerate", unit="tok", unit_scale=True, disable=None) as bar:
+    with bar(total=total, desc="regenerate", unit="tok", unit_scale=True) as shown:
 
         def show(counts: Mapping[str, int]) -> None:
-            bar.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - bar.n)
+            shown.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - shown.n)
 
         counts = stage(
             loaded,
@@ -268,8 +266,7 @@ def export(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[st
 
 def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
     """Plain against speculative decoding with the exported draft, on the sets to prove on."""
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.decode.prove import prove as stage
     from eyas.prompts import read_prompts
 
@@ -278,7 +275,7 @@ def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
     sets = {
         name: [p.messages for p in read_prompts(run_dir / "prompts" / f"{name}.jsonl")] for name in set_names(config)
     }
-    with tqdm(total=2 * sum(map(len, sets.values())), desc="prove", unit="answer", disable=None) as bar:
+    with bar(total=2 * sum(map(len, sets.values())), desc="prove", unit="answer") as shown:
         result = stage(
             run_dir / "export",
             target,
@@ -290,7 +287,7 @@ def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
             seed=config.seed,
             device=config.target.device,
             trust_remote_code=config.target.trust_remote_code,
-            on_answer=bar.update,
+            on_answer=shown.update,
         )
     atomic_write_json(out / RESULT, result)
     counts = {"tau_mean": result["tau_mean"], "rounds": result["rounds"], "lossless": result["lossless"]}

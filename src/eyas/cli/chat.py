@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,9 +74,10 @@ def command(
         raise click.UsageError("--topk and --nodes are the reference decoder's; an engine drafts as it was started")
     if as_json and not says:
         raise click.UsageError("--json has one object to print in the end: say what there is to say with --say")
+    from eyas.console import wants_color
     from eyas.report.talk_text import Marks
 
-    marks = Marks(not no_color and colours_wanted())
+    marks = Marks(not no_color and wants_color(sys.stdout))
     talk = _served(url, settings) if url is not None else _local(draft, settings)
     try:
         if as_json:
@@ -92,11 +92,6 @@ def command(
     finally:
         if url is not None:
             talk.source.close()  # type: ignore[attr-defined]
-
-
-def colours_wanted() -> bool:
-    """A terminal that shows colours, and nobody who asked for none (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 # ---------------------------------------------------------------- who answers

@@ -71,6 +71,7 @@ def command(
     training: Path | None, prompts: Path | None, measured: Path | None, k: int, static: bool, budget: str, device: str,
     trust_remote_code: bool, fail_on: str, form: str, as_json: bool, html: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
+    from eyas.console import teller
     from eyas.doctor.diagnosis import diagnose
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
@@ -135,11 +136,10 @@ def command(
         for f in diagnosis["findings"]:
             click.echo(_annotation(draft, f))
     else:
-        from rich.console import Console
-
+        from eyas.console import console
         from eyas.report.diagnosis_text import show
 
-        show(Console(highlight=False, markup=False), diagnosis, verbose=verbose)
+        show(console(), diagnosis, verbose=verbose)
     raise SystemExit(1 if _failed(diagnosis, fail_on) else 0)
 
 
@@ -194,15 +194,6 @@ def seconds(text: str) -> float:
     if not 0 < value < 1e6:
         raise BadInput(f"--budget {text!r}: expected a time such as 60s or 2m")
     return value
-
-
-def teller() -> Any:
-    """Progress on standard error, where somebody looks at it."""
-    import sys
-
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: click.echo(f"  {text} ...", err=True)
 
 
 def _annotation(draft: Path, f: Mapping[str, Any]) -> str:

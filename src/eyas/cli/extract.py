@@ -229,8 +229,9 @@ def _show(
     path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, supervise: str,
     skip_bad: bool, trust_remote_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from eyas.console import wants_color
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
-    from eyas.features.show import legend, mask_runs, show_document, wants_color
+    from eyas.features.show import legend, mask_runs, show_document
     from eyas.target.facts import read_facts
 
     facts = read_facts(folder)

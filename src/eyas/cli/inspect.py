@@ -62,10 +62,11 @@ def command(draft: Path, target: str | None, launch: str, stats: bool, everythin
 
 def _print(report: Mapping[str, Any], everything: bool) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from eyas.console import console as console_for
+
+    console = console_for()
     shape = report["shape"]
     console.print(f"{report['path']}: {report['producer']}, read in the {report['dialect']} dialect")
     console.print(

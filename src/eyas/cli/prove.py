@@ -81,8 +81,7 @@ def command(
     draft: Path, target: str, files: tuple[str, ...], names: str | None, limit: int, out: Path | None, strict: bool,
     fail_below: float | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.decode.prove import prove
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
@@ -92,8 +91,8 @@ def command(
     sets = read_sets(files, names, limit)
     folder = resolve_target(target)
     total = 2 * sum(map(len, sets.values()))
-    with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
-        result = prove(draft, folder, sets, on_answer=bar.update, **settings)
+    with bar(total=total, desc="prove", unit="answer", leave=False) as shown:
+        result = prove(draft, folder, sets, on_answer=shown.update, **settings)
     if out is not None:
         _write(out, result, draft, folder, started)
     if as_json:
@@ -136,12 +135,13 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
 
 
 def _show(result: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from eyas.console import console as console_for
 
     settings, k = result["settings"], result["settings"]["k"]
     how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
-    console = Console(highlight=False)
+    console = console_for(markup=True)
     what = f"{k} drafted a round"
     if settings["drafting"] == "tree":
         what = f"tree of {settings['nodes']} nodes, depth {k}, top {settings['topk']}"

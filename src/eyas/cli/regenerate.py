@@ -106,8 +106,7 @@ def command(
     import json
     from collections.abc import Mapping
 
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.machine import choose_precision
     from eyas.prompts import Prompts, load_prompts
     from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
@@ -138,11 +137,11 @@ def command(
 
         folder = resolve_target(target)
 
-    with tqdm(total=len(loaded.prompts), unit="prompt", disable=None) as bar:
+    with bar(total=len(loaded.prompts), unit="prompt") as shown:
 
         def show(counts: Mapping[str, int]) -> None:
-            bar.update(counts["finished"] - bar.n)
-            bar.set_postfix(kept=counts["kept"], tokens=counts["tokens"], refresh=False)
+            shown.update(counts["finished"] - shown.n)
+            shown.set_postfix(kept=counts["kept"], tokens=counts["tokens"], refresh=False)
 
         counts = regenerate(
             loaded,

@@ -64,7 +64,8 @@ def command(
         raise click.UsageError("say where to: one of --out NEW, --in-place and --dry-run")
     if force and auto:
         raise click.UsageError("--auto keeps what measures better; --force goes with --finding or --plan")
-    from eyas.cli.doctor import seconds, teller
+    from eyas.cli.doctor import seconds
+    from eyas.console import teller
     from eyas.engines.profiles import profile
     from eyas.repair.apply import repair
     from eyas.repair.plan import read_plan, write_plan

@@ -143,6 +143,7 @@ def _context(launch: Launch, said: int | None, only_print: bool) -> int:
 def _print(
     launch: Launch, target: str, draft: str | None, force: bool, requests: int | None, address: bool, as_json: bool
 ) -> None:
+    from eyas.console import say
     from eyas.serve.check import check
     from eyas.serve.printed import There, printed
     from eyas.target.source import DEFAULT
@@ -155,7 +156,7 @@ def _print(
         click.echo(json.dumps({"lines": lines, "warnings": warnings}))
         return
     for line in warnings:
-        click.echo(f"note: {line}", err=True)
+        say(f"note: {line}")
     for line in lines:
         click.echo(line)
 
@@ -178,23 +179,24 @@ def _models(launch: Launch) -> dict[str, Any]:
 
 
 def _serve(launch: Launch, force: bool, wait: float, as_json: bool) -> None:
+    from eyas.console import say
     from eyas.engines.environment import required
     from eyas.serve import running
     from eyas.serve.check import check
 
     required(launch.engine)  # first of all: without it nothing else matters
     for line in check(launch, force=force):
-        click.echo(f"note: {line}", err=True)
+        say(f"note: {line}")
     enough = threading.Event()
     _on_signals(_interrupt)
-    with running(launch, tell=lambda line: click.echo(line, err=True), wait=wait) as server:
+    with running(launch, tell=say, wait=wait) as server:
         _on_signals(lambda *_: enough.set())
         _announce(server, launch, as_json)
         while not enough.wait(0.3):
             if not server.alive():
                 _died(server)
-        click.echo("stopping ...", err=True)
-    click.echo(f"stopped; its log is kept: {server.log}", err=True)
+        say("stopping ...")
+    say(f"stopped; its log is kept: {server.log}")
 
 
 def _on_signals(handler: Any) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.artifacts import atomic_write, is_current, read_manifest, remove_leftovers, sha256_file, sha256_json
+from eyas.console import bar
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, encode_all, load_tokenizer
@@ -169,8 +170,6 @@ def write_features(
     is the share of supervised tokens that are the target's own first choice: 1 for its own greedy answers, about a half
     for text that others wrote, and a few percent where states and tokens do not belong together.
     """
-    from tqdm import tqdm
-
     documents = collection.documents
     writer = ShardWriter(out, meta)
     remove_leftovers(out)
@@ -181,19 +180,12 @@ def write_features(
     sizes = [sum(len(documents[i]) for i in part) for part in plan]
     _check_room(out, sum(n for n, k in zip(sizes, kept, strict=True) if not k) * meta.bytes_per_token())
     counts = {**collection.counts(), "shards": len(plan), "bytes": sum(sizes) * meta.bytes_per_token()}
-    bar = tqdm(
-        total=sum(sizes),
-        unit="tok",
-        unit_scale=True,
-        desc="extract",
-        disable=None if progress is None else not progress,
-    )
-    with bar:
-        bar.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
+    with bar(total=sum(sizes), unit="tok", unit_scale=True, desc="extract", show=progress is not False) as shown:
+        shown.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
         pieces = [Piece(k, [documents[i] for i in part], digests[k]) for k, part in enumerate(plan) if not kept[k]]
         if pieces:
             writer.begin()
-        for entry in make(pieces, bar.update) if pieces else ():
+        for entry in make(pieces, shown.update) if pieces else ():
             writer.add(entry)
     recorded = writer.recorded(len(plan))
     if recorded is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eyas.artifacts import sha256_json
+from eyas.cache import cache_dir
 from eyas.errors import BadInput, EyasError
 from eyas.target.facts import TargetFacts, read_facts, read_json
 from eyas.target.weights import HEAD, SINGLE, _load_bin, end_names, missing_files, read_header, tensor_files
@@ -26,11 +27,6 @@ NOT_NEEDED = ("*.onnx*", "*.h5", "*.msgpack", "*.tflite", "*.gguf", "*.pth", "or
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")  # all but weights
 VOCABULARIES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model")
 SAMPLE = 2048  # bytes read at the start, the middle and the end of a tensor for its fingerprint
-
-
-def cache_dir(cache: Path | None = None) -> Path:
-    """Where converted targets are kept: `cache`, else $EYAS_CACHE, else ~/.cache/eyas."""
-    return cache or Path(os.environ.get("EYAS_CACHE") or Path.home() / ".cache" / "eyas")
 
 
 def resolve_target(

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from .. import console
 from ..artifacts import atomic_write, canonical_json, disk_errors
 
 METRICS = "metrics.jsonl"
@@ -36,10 +35,7 @@ class Recorder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.log = self.path.open("a", encoding="utf-8", buffering=1)  # a line at a time, for `tail -f`
         self.board = _tensorboard(out / BOARD, step) if out else None
-        # disable=None: a bar on a terminal only.
-        self.bar = tqdm(
-            total=total, initial=step, desc="train", unit="step", dynamic_ncols=True, disable=None if show else True
-        )
+        self.bar = console.bar(total=total, initial=step, desc="train", unit="step", dynamic_ncols=True, show=show)
         self.accept_length: float | None = None
         self._tokens, self._began = 0, time.monotonic()
 
