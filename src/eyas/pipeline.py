@@ -52,6 +52,9 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
         identity = identify(target)
         runner.stage("target", partial(describe_target, target, identity), inputs=identity, began=began)
         machine = config.target.model_dump(exclude={"source"})  # content decides, not the place that it lies in
+        if not machine["template_args"]:  # stages of before this choice stay current
+            del machine["template_args"]
+        templated = [machine["template_args"]] if "template_args" in machine else []
 
         own = {}
         if config.ask.count is not None and config.regenerate.conversations is None:
@@ -100,7 +103,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
             "prove",
             partial(prove, config, target, run_dir),
             inputs={**asked, **identity, "draft": runner.digest("export")},
-            config=[config.prove, config.target.device, config.seed],
+            config=[config.prove, config.target.device, config.seed, *templated],
         )
         proof = json.loads((run_dir / "prove" / RESULT).read_text(encoding="utf-8"))
         summary = summarise(runner.done, proof, config)
@@ -147,7 +150,7 @@ def ask(config: RunConfig, target: Path, out: Path) -> dict[str, Any]:
     assert config.ask.count is not None
     how = Asking(
         **config.ask.model_dump(exclude={"count"}), seed=config.seed, slots=config.regenerate.slots,
-        **config.target.model_dump(exclude={"source"}),
+        **config.target.model_dump(exclude={"source", "template_args"}),
     )  # fmt: skip
     with bar(total=config.ask.count, desc="ask", unit="message") as shown:
         return stage(target, out, config.ask.count, how, shown.update)
@@ -185,6 +188,7 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
             device=config.target.device,
             dtype=config.target.dtype,
             trust_remote_code=config.target.trust_remote_code,
+            template_kwargs=config.target.template_args,
             record_states=section.record_states,
             taps=config.extract.taps,
             progress=show,
@@ -212,6 +216,7 @@ def extract(
         device=config.target.device,
         dtype=config.target.dtype,
         trust_remote_code=config.target.trust_remote_code,
+        template_kwargs=config.target.template_args,
     )
     told = ("documents", "tokens", "supervised_tokens", "set_aside", "recorded", "computed")
     return {name: counts[name] for name in told if name in counts}
@@ -287,6 +292,7 @@ def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
             seed=config.seed,
             device=config.target.device,
             trust_remote_code=config.target.trust_remote_code,
+            template_kwargs=config.target.template_args,
             on_answer=shown.update,
         )
     atomic_write_json(out / RESULT, result)

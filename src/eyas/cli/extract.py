@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from eyas.cli.workers import engine_names, ray_options, spread
+from eyas.cli.workers import engine_names, ray_options, spread, template_options
 from eyas.errors import Mismatch
 
 HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
@@ -90,13 +90,7 @@ another target, tokenizer, template or taps, foreign files do not fit the target
     show_default=True,
     help="Precision of the target's computation (auto: the faster one here); states are stored in bfloat16.",
 )
-@click.option(
-    "--template-arg",
-    "template_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="For the chat template, for example enable_thinking=false; repeatable.",
-)
+@template_options("  [default: those that the answers were made with]")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the target.")
 @click.option(
     "--show",
@@ -179,7 +173,7 @@ def command(
         counts = extract(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
             dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
-            template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
+            template_kwargs=parse_template_kwargs(template_args) if template_args else None, supervise=supervise,
             engine=_engine(computing, engine_python, engine_args),
             spread=spread(on_ray, ray_address, workers, worker_cpus, worker_gpus), **shared,
         )  # fmt: skip
@@ -232,14 +226,16 @@ def _show(
     from eyas.console import wants_color
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
     from eyas.features.show import legend, mask_runs, show_document
+    from eyas.regenerate import template_arguments
     from eyas.target.facts import read_facts
 
+    given = parse_template_kwargs(template_args) if template_args else None
     facts = read_facts(folder)
     tokenizer = load_tokenizer(folder, trust_remote_code)
     collection = encode_all(
         path, tokenizer, skip_bad=skip_bad, limit=count, vocab_size=facts.vocab_size,
         max_length=max_length or facts.max_position or None, eos_ids=facts.eos_ids,
-        template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
+        template_kwargs=template_arguments(path, given), supervise=supervise,
     )  # fmt: skip
     if as_json:
         shown = [{"id": d.id, "ids": d.ids.tolist(), "runs": mask_runs(d)} for d in collection.documents]

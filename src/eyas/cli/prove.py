@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eyas.cli.sets import SETS, read_sets
+from eyas.cli.workers import template_options
 
 RESULT = "result.json"
 
@@ -73,26 +74,28 @@ target do not belong together.
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
+@template_options()
 @click.option("--out", type=click.Path(path_type=Path), help=f"Folder for {RESULT} and its manifest.")
 @click.option("--strict", is_flag=True, help="Exit code 1 unless lossless (greedy only).")
 @click.option("--fail-below", type=float, metavar="TAU", help="Exit code 1 unless lossless and mean τ at least TAU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     draft: Path, target: str, files: tuple[str, ...], names: str | None, limit: int, out: Path | None, strict: bool,
-    fail_below: float | None, as_json: bool, **settings: Any,
+    fail_below: float | None, as_json: bool, template_args: tuple[str, ...], **settings: Any,
 ) -> None:  # fmt: skip
     from eyas.console import bar
     from eyas.decode.prove import prove
+    from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
-    started = time.monotonic()
+    started, kwargs = time.monotonic(), parse_template_kwargs(template_args)
     reuse_large_allocations()
     sets = read_sets(files, names, limit)
     folder = resolve_target(target)
     total = 2 * sum(map(len, sets.values()))
     with bar(total=total, desc="prove", unit="answer", leave=False) as shown:
-        result = prove(draft, folder, sets, on_answer=shown.update, **settings)
+        result = prove(draft, folder, sets, on_answer=shown.update, template_kwargs=kwargs, **settings)
     if out is not None:
         _write(out, result, draft, folder, started)
     if as_json:

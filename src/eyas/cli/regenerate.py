@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from eyas.cli.workers import engine_names, ray_options, spread
+from eyas.cli.workers import engine_names, ray_options, spread, template_options
 
 HELP = """Let the target answer PROMPTS: its own answers are what a draft must learn.
 
@@ -25,6 +25,7 @@ Examples:
   eyas regenerate prompts.jsonl --target Qwen/Qwen3-1.7B --temperature 0.7 --seed 1 --out runs/answers
   eyas regenerate prompts.jsonl --target T --engine ray --ray-address auto --workers 8 --worker-gpus 1 --device cuda \\
       --out /shared/answers
+  eyas regenerate prompts.jsonl --target Qwen/Qwen3-1.7B --template-arg enable_thinking=false --out runs/answers
   eyas regenerate prompts.parquet --base-url http://localhost:8000/v1 --concurrency 256 --out runs/answers
 """
 
@@ -52,6 +53,7 @@ Examples:
     help="`auto`: the faster of the first two here.",
 )
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
+@template_options()
 @click.option(
     "--record-states", is_flag=True, help="Keep the target's states in OUT/states, for `eyas extract --recorded`."
 )
@@ -88,6 +90,7 @@ def command(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    template_args: tuple[str, ...],
     record_states: bool,
     taps: str | None,
     engine: str,
@@ -107,6 +110,7 @@ def command(
     from collections.abc import Mapping
 
     from eyas.console import bar
+    from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import choose_precision
     from eyas.prompts import Prompts, load_prompts
     from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
@@ -156,6 +160,7 @@ def command(
             device=device,
             dtype=choose_precision(dtype, device),
             trust_remote_code=trust_remote_code,
+            template_kwargs=parse_template_kwargs(template_args),
             record_states=record_states,
             taps=chosen,
             spread=spreading,

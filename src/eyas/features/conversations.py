@@ -192,7 +192,7 @@ def encode_all(
     """
     out = Collection()
     where = str(conversations) if isinstance(conversations, str | Path) else "conversations"
-    prefix = shared_prefix(tokenizer) if supervise == "all" else None
+    prefix = shared_prefix(tokenizer, **(how.get("template_kwargs") or {})) if supervise == "all" else None
     numbered: Iterable[tuple[int, bytes | Mapping[str, Any]]] = (
         read_lines(conversations) if isinstance(conversations, str | Path) else enumerate(conversations, 1)
     )

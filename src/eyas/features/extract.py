@@ -25,6 +25,7 @@ from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, Sh
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
+from eyas.regenerate import template_arguments
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -61,7 +62,8 @@ def extract(
     forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
     states that `regenerate` recorded; what is found there is copied instead of computed, equal within
     features/recorded.TOLERANCE. engine: what computes the states instead of the target in this process (states.py);
-    dtype is then its own, device that of the head. spread: has the shards made by workers, which see the same folders.
+    dtype is then its own, device that of the head. template_kwargs: for the chat template; None: what `regenerate`
+    wrote beside the file, if it did. spread: has the shards made by workers, which see the same folders.
     progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
@@ -77,6 +79,8 @@ def extract(
         max_length = min(max_length or facts.max_position, facts.max_position - engine.spare)
     if isinstance(target, Target):
         dtype = str(next(target.decoder.parameters()).dtype).removeprefix("torch.")
+    if isinstance(conversations, str | Path):
+        template_kwargs = template_arguments(Path(conversations), template_kwargs)
     config: dict[str, Any] = {
         "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
         "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
