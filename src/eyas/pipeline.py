@@ -41,8 +41,10 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
     Raises what the stages raise; called again, it goes on from there.
     """
     from eyas.target.source import identify, resolve_target
+    from eyas.train.trackers import check_trackers
 
     config = config.on_this_machine()
+    check_trackers(config.train.track)
     with locked(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
@@ -90,7 +92,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
             "train",
             partial(train, config, target, run_dir),
             inputs={**features, **identity, "vocab": runner.digest("vocab")},
-            config=[config.train, config.target.device, config.seed],
+            config=[config.train.model_dump(exclude={"track"}), config.target.device, config.seed],
         )
         runner.stage(
             "export",

@@ -27,16 +27,18 @@ from ..target.facts import TargetFacts, read_facts
 from ..target.weights import Ends, load_ends
 from ..vocab import VocabMap
 from . import checkpoints
-from .record import BOARD, METRICS
+from .record import METRICS
 from .settings import TrainSettings
 from .start import embedding_for, initialise, new_draft
+from .trackers import BOARD, NAMED
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock"}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock"}
 TEMPORARY = ".eyas-tmp-"
-# What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
-INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
+# What only decides how often to save, who is told, where the draft was found or how the work is laid out makes it no
+# other run.
+INDIFFERENT = {"save_every", "keep", "track", "init_from", "parallel", "recompute"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
 OF_A_NEW_DRAFT = ("hidden_size", "num_layers", "intermediate_size", "qk_norm", "norm_before_fc", "fc_norm",
                   "norm_output", "norm_before_residual")  # fmt: skip

@@ -35,6 +35,7 @@ from .objective import Objective, StepSums
 from .ranks import ALONE, Ranks, connected, gathered, joining, sharded, spread, whole
 from .record import METRICS, Recorder
 from .settings import TrainSettings
+from .trackers import check_trackers
 
 
 def train(
@@ -58,6 +59,7 @@ def train(
     EyasError for a gradient that is not finite, for a full disk, and where processes see different folders.
     """
     settings, out = settings or TrainSettings(), Path(out_dir)
+    check_trackers(settings.track)
     with connected(device) as ranks, contextlib.ExitStack() as held:
         where = check_device(ranks.device(device))
         settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
@@ -94,8 +96,8 @@ def _train(
         draft, given.vocab_map, out / DRAFT, facts=given.facts,
         fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template, "ends": meta.ends},
         predicted=counts.get("predicted"),
-        provenance={"inputs": inputs, "settings": settings.model_dump(), "seed": seed, "steps": run.step,
-                    "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},
+        provenance={"inputs": inputs, "settings": settings.model_dump(exclude={"track"}), "seed": seed,
+                    "steps": run.step, "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},
     )  # fmt: skip
     files = [METRICS] + [f"{DRAFT}/{p.name}" for p in sorted((out / DRAFT).iterdir()) if p.is_file()]
     write_manifest(
@@ -185,8 +187,9 @@ class Run:
         for _ in range(self.step):  # the plan costs nothing: it touches lengths only
             next(plan)
         predicted = self._evaluate() if self.step >= self.total else None
+        told = {**s.model_dump(mode="json", exclude={"track"}), "seed": self.seed, "total_steps": self.total}
         with Recorder(
-            out if self.ranks.first else None, self.step, self.total, progress and self.ranks.first
+            out if self.ranks.first else None, self.step, self.total, progress and self.ranks.first, s.track, told
         ) as recorder:
             if self.step:
                 recorder.say(f"going on from step {self.step}")
