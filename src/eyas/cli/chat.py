@@ -104,6 +104,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     from eyas.decode.step import refuse_uncroppable
     from eyas.decode.tree import make_drafter
     from eyas.draft.checkpoint import load_draft
+    from eyas.draft.source import resolve_draft
     from eyas.machine import reuse_large_allocations
     from eyas.talk import Conversation, Local
     from eyas.target.model import Target
@@ -115,7 +116,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     dtype, device = getattr(torch, settings["dtype"]), settings["device"]
     target = Target.load(folder, device=device, dtype=dtype, trust_remote_code=settings["trust_remote_code"])
     refuse_uncroppable(target)
-    draft, vocab_map, _ = load_draft(draft_dir, folder, device=device, dtype=dtype)
+    draft, vocab_map, _ = load_draft(resolve_draft(draft_dir), folder, device=device, dtype=dtype)
     drafter = make_drafter(draft, vocab_map, k, settings["topk"], settings["nodes"])
     hot = settings["temperature"]
     rule: Rule = Sampling(hot, settings["seed"], target.device) if hot > 0 else Greedy()

@@ -29,6 +29,7 @@ Examples:
   eyas doctor path/to/draft --target path/to/target --measured measured.json    # of `eyas measure`
   eyas doctor path/to/draft --target path/to/target --log server.log --html report.html
   eyas doctor path/to/draft --target path/to/target --reference path/to/copy/d2t.pt
+  eyas doctor owner/draft --target owner/target           # both from the hub
   eyas doctor path/to/draft --static --format github --fail-on warning     # in CI
 
 Exit codes: 0 nothing of --fail-on or worse, 1 findings, 2 it could not run.
@@ -73,6 +74,7 @@ def command(
 ) -> None:  # fmt: skip
     from eyas.console import teller
     from eyas.doctor.diagnosis import diagnose
+    from eyas.draft.source import resolve_draft
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
     from eyas.errors import BadInput, EyasError
@@ -100,8 +102,9 @@ def command(
 
         check_device(device)
     try:
+        read = resolve_draft(draft)
         diagnosis = diagnose(
-            draft,
+            read,
             target=folder,
             features=features,
             engines=engines,
@@ -120,8 +123,11 @@ def command(
         )
     except EyasError as error:  # whatever it is: 1 would mean findings
         raise BadInput(str(error)) from error
-    if folder is not None and target is not None:  # as the user said it
-        diagnosis["next"] = diagnosis["next"].replace(str(folder), target)
+    # As the user said it.
+    diagnosis["draft"] = str(draft)
+    for place, said in ((read, str(draft)), (folder, target)):
+        if place is not None and said is not None:
+            diagnosis["next"] = diagnosis["next"].replace(str(place), said)
     if html is not None:
         from eyas.artifacts import atomic_write
         from eyas.report.diagnosis_html import render

@@ -116,6 +116,7 @@ def _measured(
 ) -> dict[str, Any]:  # fmt: skip
     from eyas.console import bar, teller
     from eyas.draft.files import open_folder
+    from eyas.draft.source import resolve_draft
     from eyas.measure.asking import How
     from eyas.measure.measured import write
     from eyas.measure.questions import questions_of
@@ -124,6 +125,7 @@ def _measured(
 
     levels, words = _levels(given["concurrency"]), _words(given["launch"])
     if draft is not None:
+        draft = resolve_draft(draft)
         open_folder(draft)  # nobody is asked for minutes about a draft that is not there
     if out is not None:
         _writable(out)

@@ -29,8 +29,8 @@ A chain of --k tokens is drafted each round. With --topk or --nodes it is EAGLE-
 the draft's --topk likeliest tokens as children, the --topk most promising nodes of a layer are gone on from, and the
 --nodes most promising of all are verified (engines count the root too: 16 here are 17 of SGLang's draft tokens).
 
-DRAFT is any draft directory that Eyas reads. Prompts come from --prompts (JSONL or Parquet, one set a file) and --sets
-({SETS}; these alone where neither is given).
+DRAFT is any draft directory that Eyas reads, or a hub id. Prompts come from --prompts (JSONL or Parquet, one set a
+file) and --sets ({SETS}; these alone where neither is given).
 
 \b
 Examples:
@@ -85,13 +85,14 @@ def command(
 ) -> None:  # fmt: skip
     from eyas.console import bar
     from eyas.decode.prove import prove
+    from eyas.draft.source import resolve_draft
     from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
     started, kwargs = time.monotonic(), parse_template_kwargs(template_args)
     reuse_large_allocations()
-    sets = read_sets(files, names, limit)
+    draft, sets = resolve_draft(draft), read_sets(files, names, limit)
     folder = resolve_target(target)
     total = 2 * sum(map(len, sets.values()))
     with bar(total=total, desc="prove", unit="answer", leave=False) as shown:

@@ -122,12 +122,13 @@ def _target(said: str, engine: str, only_print: bool) -> Path:
 
 def _draft(launch: Launch) -> Path | None:
     """The draft's folder, where a run was named."""
+    from eyas.draft.source import resolve_draft
     from eyas.export import find_draft
     from eyas.serve.prepare import as_it_is
 
     if launch.draft is None or as_it_is(launch.engine, launch.draft):
         return launch.draft
-    return find_draft(launch.draft)
+    return find_draft(resolve_draft(launch.draft))
 
 
 def _context(launch: Launch, said: int | None, only_print: bool) -> int:

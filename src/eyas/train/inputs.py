@@ -21,6 +21,7 @@ from ..conventions import Known
 from ..draft.checkpoint import load_draft
 from ..draft.directory import check_replaceable
 from ..draft.model import Draft
+from ..draft.source import resolve_draft
 from ..errors import BadInput, Mismatch
 from ..features.reader import FeatureSet
 from ..target.facts import TargetFacts, read_facts
@@ -168,7 +169,7 @@ def check_trainable(draft: Draft, name: str) -> None:
 
 def _given_draft(settings: TrainSettings, target_dir: Path, vocab_map: VocabMap | None) -> tuple[Draft, VocabMap]:
     source = str(settings.init_from)
-    draft, own_map, _ = load_draft(source, target_dir, dtype=torch.float32)
+    draft, own_map, _ = load_draft(resolve_draft(source), target_dir, dtype=torch.float32)
     draft = _changed(draft, settings.change, source).train()
     check_trainable(draft, source)
     if vocab_map is not None and vocab_map.digest() != own_map.digest():

@@ -97,7 +97,8 @@ def _train(
         fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template, "ends": meta.ends},
         predicted=counts.get("predicted"),
         provenance={"inputs": inputs, "settings": settings.model_dump(exclude={"track"}), "seed": seed,
-                    "steps": run.step, "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},
+                    "steps": run.step, "tokens_seen": run.tokens, "supervised_rows_seen": run.rows,
+                    "data": _data(features, given.vocab_map)},
     )  # fmt: skip
     files = [METRICS] + [f"{DRAFT}/{p.name}" for p in sorted((out / DRAFT).iterdir()) if p.is_file()]
     write_manifest(
@@ -311,6 +312,16 @@ class Run:
                 self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens,
                 ranks=self.ranks,
             )  # fmt: skip
+
+
+def _data(features: FeatureSet, vocab_map: VocabMap) -> dict[str, Any]:
+    """What there was to learn from, and how much of what the map was counted on it can say; None where not known."""
+    counts = vocab_map.counts
+    return {
+        "documents": features.num_docs, "tokens": features.num_tokens,
+        "supervised_tokens": features.supervised_tokens,
+        "coverage": None if counts is None or not int(counts.sum()) else vocab_map.coverage(counts),
+    }  # fmt: skip
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
