@@ -54,6 +54,7 @@ class FakeHub:
         self.lfs: dict[str, bytes] = {}
         self.asked: list[tuple[str, str]] = []
         self.unknown: list[str] = []
+        self.cards: list[str] = []
         hub = self
 
         class Handler(_Handler):
@@ -110,6 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/api/whoami-v2":
             known = token in (TOKEN, READ_TOKEN)
             return self.answer(200, {"name": "me", "type": "user"}) if known else self.refuse(401, "Unauthorized")
+        if path == "/api/validate-yaml":  # of a card's front matter
+            hub.cards.append(json.loads(self.body)["content"])
+            return self.answer(200, {"errors": [], "warnings": []})
         if path.startswith("/lfs/"):
             hub.lfs[path.removeprefix("/lfs/")] = self.body
             return self.answer(200)

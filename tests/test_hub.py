@@ -67,7 +67,10 @@ class Online:
             patch.setenv("HF_TOKEN", variables.get("HF_TOKEN", ""))
             patch.setattr(constants, "HF_TOKEN_PATH", str(self.home / "token"))
             patch.setattr(constants, "ENDPOINT", variables.get("HF_ENDPOINT", self.hub.url))
+            template = variables.get("HF_ENDPOINT", self.hub.url) + "/{repo_id}/resolve/{revision}/{filename}"
+            patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
             patch.setattr(constants, "HF_HUB_CACHE", str(self.home / "hub"))
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the other way to upload
             patch.setattr(constants, "HF_HUB_OFFLINE", bool(variables.get("HF_HUB_OFFLINE")))
             with pytest.raises(SystemExit) as left:
                 cli.main([*map(str, args)])
@@ -110,6 +113,7 @@ def test_a_draft_goes_up_and_comes_back_the_same(hub: FakeHub, eyas: Online, dra
     local = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     assert repo.branches["v1"] == local
     assert {"README.md", "config.json", "eyas.json", "manifest.json", "model.safetensors"} == set(local)
+    assert set(hub.cards) == {local["README.md"].decode()}
     assert not hub.unknown
 
     # From the hub, once; from its cache ever after; HF_HOME is where it lies.

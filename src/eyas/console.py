@@ -102,12 +102,16 @@ def console(stream: TextIO | None = None, *, markup: bool = False) -> Console:
     )
 
 
+def watched() -> bool:
+    """Does somebody look at stderr while we work, and want to?"""
+    return not quiet() and _terminal(sys.stderr)
+
+
 def bar(*, show: bool = True, **how: Any) -> Any:
     """A tqdm bar on stderr; silent where nobody watches it, where it was not to be shown, and with --quiet."""
     from tqdm import tqdm
 
-    watched = show and not quiet() and _terminal(sys.stderr)
-    return tqdm(**{**how, "disable": not watched})
+    return tqdm(**{**how, "disable": not (show and watched())})
 
 
 def teller() -> Callable[[str], None]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from eyas import console
 from eyas.errors import BadInput, EyasError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w(@[\w./-]+)?", re.ASCII)
@@ -41,12 +42,27 @@ def download(
     from huggingface_hub import snapshot_download
 
     name, revision = split(spec)
-    with explained(name, revision, what):
+    with explained(name, revision, what), bars():
         return Path(
             snapshot_download(
                 name, revision=revision, allow_patterns=None if only is None else list(only), ignore_patterns=[*skip]
             )
         )
+
+
+@contextlib.contextmanager
+def bars() -> Iterator[None]:
+    """huggingface_hub's own bars, which it draws into files and pipes too, are for watchers only."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if console.watched() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextlib.contextmanager

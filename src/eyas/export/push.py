@@ -15,7 +15,7 @@ from typing import Any
 
 from ..draft.directory import OURS
 from ..errors import BadInput, EyasError
-from ..hub import of_the_network
+from ..hub import bars, of_the_network
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".index.json")
 
@@ -77,7 +77,7 @@ def push(folder: str | Path, destination: Destination, message: str) -> dict[str
     from huggingface_hub import HfApi
 
     to, api = destination, HfApi()
-    with _told(to):
+    with _told(to), bars():
         api.create_repo(to.repo, private=to.private or None, exist_ok=True)
         if to.revision is not None and to.revision != "main":
             api.create_branch(to.repo, branch=to.revision, exist_ok=True)
