@@ -24,6 +24,7 @@ from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
+from eyas.rows import content
 from eyas.stages import StageRunner, locked
 
 SUMMARY = "summary.json"
@@ -119,7 +120,7 @@ def _conversations(
     """The conversations to learn from, and their digest: given ones as they are, else the target's own answers."""
     if config.regenerate.conversations is not None:
         given = Path(config.regenerate.conversations)
-        return given, sha256_file(given)
+        return given, content(given) or f"by name {given}"
     runner.stage(
         "regenerate",
         partial(regenerate, config, target, runner.folder / "prompts" / TRAIN),

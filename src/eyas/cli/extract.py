@@ -16,11 +16,12 @@ import click
 from eyas.cli.workers import engine_names, ray_options, spread, template_options
 from eyas.errors import Mismatch
 
-HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
+HELP = """Run the target over CONVERSATIONS and write feature shards.
 
-Each line holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template is rendered once; the loss
-mask lies on the assistant's tokens, end-of-turn token included. Look at it first with --show. A killed extraction goes
-on where it stopped; finished and unchanged features are kept.
+CONVERSATIONS is a JSONL, Parquet or Arrow file, a folder of them, a dataset saved to disk (DIR, DIR@split) or its id
+(id, id:config, id@split). Each row holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template
+is rendered once; the loss mask lies on the assistant's tokens, end-of-turn token included. Look at it first with
+--show. A killed extraction goes on where it stopped; finished and unchanged features are kept.
 
 \b
 Examples:
@@ -148,8 +149,6 @@ def command(
         raise click.UsageError("--engine goes with CONVERSATIONS: it computes states, others bring theirs")
     if out is None and show is None:
         raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
-    if conversations is not None and not conversations.is_file():
-        raise click.UsageError(f"{conversations} is not a file; name a JSONL file of conversations")
 
     from eyas.target.source import resolve_target
 

@@ -10,7 +10,8 @@ from eyas.cli.workers import engine_names, ray_options, spread, template_options
 
 HELP = """Let the target answer PROMPTS: its own answers are what a draft must learn.
 
-PROMPTS is a JSONL or Parquet file (or a folder of them), the id of a dataset (id, id:config, id@split), or `builtin`:
+PROMPTS is a JSONL, Parquet or Arrow file (or a folder of them), a dataset saved to disk (DIR, DIR@split) or the id of
+one (id, id:config, id@split; package `datasets`), or `builtin`:
 natural requests from the packages in requirements-data.txt. A row has `prompt`, `messages` (OpenAI), `conversations`
 (ShareGPT) or `turns`. Answers that the file already has are replaced, turn by turn.
 

@@ -19,13 +19,14 @@ from eyas.artifacts import atomic_write, is_current, read_manifest, remove_lefto
 from eyas.console import bar
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
-from eyas.features.conversations import Collection, encode_all, load_tokenizer
+from eyas.features.conversations import Collection, encode_all, load_tokenizer, table_rows
 from eyas.features.filling import Advance, Filler, Filling, Piece, ShardWorker, make_shard
 from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, ShardEntry, read_index, shard_name
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
 from eyas.regenerate import template_arguments
+from eyas.rows import is_lines
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -57,14 +58,14 @@ def extract(
 ) -> dict[str, Any]:
     """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
 
-    target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file
-    or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
-    forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
-    states that `regenerate` recorded; what is found there is copied instead of computed, equal within
-    features/recorded.TOLERANCE. engine: what computes the states instead of the target in this process (states.py);
-    dtype is then its own, device that of the head. template_kwargs: for the chat template; None: what `regenerate`
-    wrote beside the file, if it did. spread: has the shards made by workers, which see the same folders.
-    progress: None shows a bar on a terminal only.
+    target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file,
+    another source of rows (rows.py), or rows. taps: default `facts.default_taps`. max_length: tokens; default the
+    target's context. batch_tokens: of one forward pass, padding included. supervise: `answers`, or `all`
+    (conversations.encode_all). recorded: a folder of states that `regenerate` recorded; what is found there is copied
+    instead of computed, equal within features/recorded.TOLERANCE. engine: what computes the states instead of the
+    target in this process (states.py); dtype is then its own, device that of the head. template_kwargs: for the chat
+    template; None: what `regenerate` wrote beside the file, if it did. spread: has the shards made by workers, which
+    see the same folders. progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
@@ -91,6 +92,8 @@ def extract(
         config["engine"] = engine.told()
     if not isinstance(conversations, str | Path):
         conversations = list(conversations)
+    elif not is_lines(conversations):
+        conversations = table_rows(conversations)
     told = sha256_file(conversations) if isinstance(conversations, str | Path) else sha256_json(conversations)
     inputs = {"conversations": told, "target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template}
     if not replace:
