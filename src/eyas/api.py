@@ -108,8 +108,8 @@ def diagnose(
 
     static: files alone, in a second. engines: as they read it, for example ["vllm"]. features: recorded ones, instead
     of recording here. reference: a copy to compare with. served_accept_length: what a server reports, bonus token
-    included. prompts: texts to record on. k: tokens drafted a round. budget: seconds after which no round of trials begins.
-    Findings are no errors; raises BadInput where not even the files can be read.
+    included. prompts: texts to record on. k: tokens drafted a round. budget: seconds after which no round of trials
+    begins. Findings are no errors; raises BadInput where not even the files can be read.
     """
     from eyas.doctor.diagnosis import diagnose as examine
     from eyas.engines.profiles import profile
