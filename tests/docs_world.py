@@ -3,8 +3,8 @@
     world = build(folder)                       folders and files by the names that the pages use
     run("eyas doctor DRAFT --target TARGET")    (exit code, what was printed) in the current folder
 
-Names such as TARGET stay; they are folders here. Only what decides about time is made smaller (`SMALLER`), and what needs
-a graphics card, another machine or a server is turned to this one (`HERE`).
+Names such as TARGET stay; they are folders here. Only what decides about time is made smaller (`SMALLER`), and what
+needs a graphics card, another machine or a server is turned to this one (`HERE`).
 """
 
 from __future__ import annotations

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from eyas.chat import render
-from eyas.cli.chat import colours_wanted, command
+from eyas.cli.chat import command
 from eyas.decode.answers import decode
 from eyas.decode.step import ChainDrafter
 from eyas.decode.talk import Guess, Look
@@ -173,25 +171,6 @@ def test_colours_are_asked_for():
     assert "\x1b[" in drafted
     assert "\x1b[" in own
     assert marks.piece("a", None) == "a"
-
-
-@pytest.mark.parametrize(
-    ("terminal", "environment", "wanted"),
-    [
-        (True, {}, True),
-        (True, {"NO_COLOR": "1"}, False),
-        (True, {"NO_COLOR": ""}, True),
-        (True, {"TERM": "dumb"}, False),
-        (False, {}, False),
-    ],
-)
-def test_when_colours_are_wanted(monkeypatch, terminal: bool, environment: dict, wanted: bool):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: terminal))
-    assert colours_wanted() is wanted
 
 
 def test_the_telling_round():

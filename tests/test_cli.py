@@ -89,14 +89,42 @@ def test_errors_leave_as_one_line_and_a_code(error, code, words, monkeypatch, ca
     assert "Traceback" not in printed
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch, capsys):
-    @click.command()
-    def command() -> None:
-        raise ZeroDivisionError
+def test_a_bug_leaves_one_line_and_keeps_its_traceback_in_a_file(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    code, printed = leave_with(ZeroDivisionError("by\nzero"), monkeypatch, capsys)
+    assert (code, printed.count("\n")) == (1, 1)
+    assert "unexpected ZeroDivisionError: by zero" in printed
+    assert str(tmp_path / "cache" / "last-error.txt") in printed
+    kept = (tmp_path / "cache" / "last-error.txt").read_text()
+    assert eyas.__version__ in kept
+    assert "Traceback" in kept and "raise error" in kept
 
-    monkeypatch.setattr(cli, "cli", command)
-    with pytest.raises(ZeroDivisionError):
-        cli.main([])
+
+def test_a_bug_keeps_its_traceback_where_no_file_can_be_written(monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "file"))
+    code, printed = leave_with(ZeroDivisionError("by zero"), monkeypatch, capsys)
+    assert code == 1
+    assert "Traceback" in printed and "the traceback above" in printed
+
+
+@pytest.mark.parametrize("args", [["-v", "verify", "{}"], ["verify", "{}", "--verbose"]])
+def test_verbose_shows_where_an_error_came_from(args, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main([arg.format(tmp_path / "none") for arg in args])
+    assert left.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert lines[-1].startswith("eyas: ") and not lines[-1].startswith("eyas: unexpected")
+    assert any("of processors" in line for line in lines), "no time was told"
+
+
+@pytest.mark.parametrize("args", [["-q", "verify", "x", "-v"], ["verify", "x", "-qv"], ["-vq", "verify", "x"]])
+def test_quiet_and_verbose_exclude_each_other(args, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(args)
+    assert left.value.code == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -2,7 +2,7 @@
 
 pytest -q tests/test_docs_commands.py
 
-The catalogue's commands are parsed by test_catalogue.py; the repairs that they show run in test_repair_*.py, one by one.
+The catalogue's commands are parsed by test_catalogue.py; the repairs that they show run in test_repair_*.py.
 """
 
 from __future__ import annotations

@@ -218,14 +218,6 @@ def test_logs_are_explained(said: str, expected: str | None):
     assert found is None if expected is None else expected in found
 
 
-def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.delenv("EYAS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert environment.cache_root() == tmp_path / "eyas"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert environment.cache_root() == Path.home() / ".cache" / "eyas"
-
-
 def test_another_python_is_not_led_astray(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")

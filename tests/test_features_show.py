@@ -1,12 +1,10 @@
 """What --show prints is exactly the mask, and never moves the cursor."""
 
-import io
-
 import torch
 
 from eyas.chat import Encoded
 from eyas.features.conversations import Document
-from eyas.features.show import FAINT, OFF, ON, legend, mask_runs, show_document, wants_color
+from eyas.features.show import FAINT, OFF, ON, legend, mask_runs, show_document
 
 
 class Letters:
@@ -41,16 +39,3 @@ def test_with_colour_every_line_is_closed_again():
 
 def test_control_characters_are_shown_not_sent():
     assert "\\x1b[31m\\x07" in show_document(document("a\x1b[31m\x07", "0111111"), Letters(), color=False)
-
-
-def test_colour_follows_the_environment():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    assert wants_color(Terminal(), {})
-    assert not wants_color(Terminal(), {"NO_COLOR": "1"})
-    assert not wants_color(Terminal(), {"TERM": "dumb"})
-    assert not wants_color(io.StringIO(), {})
-    assert wants_color(io.StringIO(), {"FORCE_COLOR": "1"})
-    assert not wants_color(io.StringIO(), {"FORCE_COLOR": "1", "NO_COLOR": "1"})

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from eyas.artifacts import read_manifest
 from eyas.errors import EyasError
 from eyas.prompts import Prompt
 from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
@@ -275,3 +276,12 @@ def test_several_turns_repetition_and_tools(serve, tmp_path: Path):
     (aside,) = rows(tmp_path / SET_ASIDE)
     assert (aside["id"], aside["reason"]) == ("loop", "repetition")
     assert "never asked" not in fake.asked
+
+
+def test_template_arguments_reach_the_server_and_the_manifest(serve, tmp_path: Path):
+    fake = serve(echo)
+    regenerate(asked("a"), None, tmp_path / "with", server=fake.options(), template_kwargs={"enable_thinking": False})
+    regenerate(asked("a"), None, tmp_path / "without", server=fake.options())
+    assert [body.get("chat_template_kwargs") for body in fake.bodies] == [{"enable_thinking": False}, None]
+    assert read_manifest(tmp_path / "with")["config"]["template_kwargs"] == {"enable_thinking": False}
+    assert "template_kwargs" not in read_manifest(tmp_path / "without")["config"]

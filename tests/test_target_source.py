@@ -83,15 +83,6 @@ def test_a_missing_default_names_the_command_that_installs_it(monkeypatch: pytes
         resolve_target(None)
 
 
-def test_the_cache_is_where_it_was_asked_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("EYAS_CACHE", str(tmp_path))
-    assert source.cache_dir() == tmp_path
-    assert source.cache_dir(tmp_path / "own") == tmp_path / "own"
-    monkeypatch.delenv("EYAS_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert source.cache_dir() == tmp_path / ".cache" / "eyas"
-
-
 def test_tokenizer_fingerprint_follows_ids_not_padding(tiny_target: Path, tmp_path: Path):
     content = json.loads((tiny_target / "tokenizer.json").read_text())
     base = tokenizer_fingerprint(tiny_target)

@@ -108,6 +108,8 @@ def _overview() -> str:
     rows = [f"| [`eyas {name}`]({name}.md) | {_cell(line)} |" for name, (_, line) in VERBS.items()]
     intro = "The commands in the order of the work. `eyas VERB --help` prints what stands here."
     codes = (
+        "Each command, before or after its name, takes `--quiet` (only results and errors) and `--verbose` (logs, "
+        "times, tracebacks).\n\n"
         "Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not "
         "belong together, 130 interrupted. Where a command says more, its page does."
     )

@@ -74,7 +74,9 @@ def draw(command: str, said: str, file: Path, limit: int) -> None:
     lines = said.rstrip().split("\n")
     if len(lines) > limit:
         lines = [*lines[:limit], f"... {len(lines) - limit} more lines"]
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), color_system="truecolor", force_terminal=True)
+    console = Console(
+        record=True, width=COLUMNS, file=open(os.devnull, "w"), color_system="truecolor", force_terminal=True
+    )
     console.print(Text("$ ", style="dim") + Text(command, style="bold"))
     console.print(Text.from_ansi("\n".join(lines)))
     svg = PLAIN_FONT.sub("\n", console.export_svg(title=command.split()[1], theme=PAPER, unique_id=file.stem))

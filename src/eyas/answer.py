@@ -6,10 +6,10 @@ The work is handed out and noted by regenerate.Work; here it is rendered, genera
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,8 @@ class Answering:
     device: str
     dtype: str
     trust_remote_code: bool
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """For the chat template, for example enable_thinking."""
 
     def load(self) -> Target:
         """The target. Raises EyasError where it is not to be had."""
@@ -63,7 +65,7 @@ def answer_locally(
         slots=slots,
         max_new_tokens=max_new_tokens,
         temperature=how.temperature,
-        prefix=shared_prefix(tokenizer),
+        prefix=shared_prefix(tokenizer, **how.template_kwargs),
         recorder=recorder,
     )
     asked: dict[int, tuple[Dialogue, list[int]]] = {}
@@ -72,7 +74,7 @@ def answer_locally(
     def ask(dialogue: Dialogue) -> Outcome | None:
         """Queue the next turn of a dialogue, or say why that cannot be."""
         try:
-            ids = render(tokenizer, dialogue.messages, dialogue.prompt.tools, add_generation_prompt=True)
+            ids = render(tokenizer, dialogue.messages, dialogue.prompt.tools, True, **how.template_kwargs)
         except Unusable as error:
             return dialogue.set_aside("error", str(error))
         if len(ids) + max_new_tokens > target.facts.max_position:

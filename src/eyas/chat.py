@@ -57,12 +57,11 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def shared_prefix(tokenizer: Any) -> list[int]:
+def shared_prefix(tokenizer: Any, **template_kwargs: Any) -> list[int]:
     """Token ids with which every prompt of one user message begins: the template's opening, and its system message."""
+    asked = ([{"role": "user", "content": c}] for c in ("a", "Why 7?"))
     try:
-        a, b = (
-            render(tokenizer, [{"role": "user", "content": c}], add_generation_prompt=True) for c in ("a", "Why 7?")
-        )
+        a, b = (render(tokenizer, messages, None, True, **template_kwargs) for messages in asked)
     except Unusable:
         return []
     return a[: common_length(a, b)]

@@ -44,6 +44,9 @@ class TargetConfig(Section):
     instructions for it, else float32. The proof is always in float32."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the target."""
+    template_args: dict[str, bool | int | float | str | None] = {}
+    """For the chat template, when the target answers, when its states are computed and in the proof:
+    `target.template_args.enable_thinking=false`."""
 
 
 class AskConfig(Section):

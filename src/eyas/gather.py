@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.artifacts import atomic_write, sha256_file, sha256_json, write_manifest
+from eyas.artifacts import atomic_write, sha256_json, write_manifest
 from eyas.config import RunConfig
 from eyas.errors import BadInput
+from eyas.rows import content, is_lines
 
 if TYPE_CHECKING:
     from eyas.prompts import Prompt
@@ -63,8 +65,8 @@ def collect_prompts(config: RunConfig, out: Path, own: Path | None = None) -> di
             rows.append({**prompt.to_row(), "id": prompt.id if len(sources) == 1 else digest[:16]})
     rows = rows[: config.prompts.limit]
     files = {TRAIN: rows, **{f"{name}.jsonl": [p.to_row() for p in prompts] for name, prompts in sets.items()}}
-    for name, content in files.items():
-        atomic_write(out / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in content))
+    for name, written in files.items():
+        atomic_write(out / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in written))
     counts = {"prompts": len(rows), "to_prove_on": sum(map(len, sets.values()))}
     counts |= {name: n for name, n in (("too_long", too_long), ("overlapping", overlapping), ("malformed", bad)) if n}
     write_manifest(
@@ -98,14 +100,8 @@ def prompt_inputs(config: RunConfig) -> dict[str, str]:
     for source in (*_training_sources(config), *config.prove.sets):
         if source == "builtin" or source in HELDOUT:
             inputs[source] = sha256_json({name: _installed_version(name) for name in VERSIONS})
-        elif Path(source).is_file():
-            inputs[source] = sha256_file(source)
-        elif Path(source).is_dir():
-            inputs[source] = sha256_json(
-                {f.name: sha256_file(f) for f in sorted(Path(source).iterdir()) if f.is_file()}
-            )
         else:
-            inputs[source] = "by name"
+            inputs[source] = content(source) or "by name"
     return inputs
 
 
@@ -118,6 +114,14 @@ def _installed_version(package: str) -> str:
         return "none"
 
 
+def _as_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Rows of a table or a dataset as numbered lines."""
+    from eyas.features.conversations import table_rows
+
+    for number, row in enumerate(table_rows(source), 1):
+        yield number, json.dumps(row, ensure_ascii=False).encode()
+
+
 def split_conversations(conversations: Path, heldout: int, seed: int, out: Path) -> dict[str, Any]:
     """Deal conversations into train.jsonl and heldout.jsonl by the hash of their ids, each in its old order.
 
@@ -126,7 +130,7 @@ def split_conversations(conversations: Path, heldout: int, seed: int, out: Path)
     from eyas.features.conversations import read_lines
 
     lines, ranks = [], []
-    for number, line in read_lines(conversations):
+    for number, line in read_lines(conversations) if is_lines(conversations) else _as_lines(conversations):
         lines.append(line.rstrip() + b"\n")
         try:
             name = json.loads(line).get("id", number)
@@ -145,6 +149,6 @@ def split_conversations(conversations: Path, heldout: int, seed: int, out: Path)
     for name, part in parts.items():
         atomic_write(out / name, b"".join(part))
     counts = {"train": len(parts[TRAIN]), "held_out": len(parts[HELD_OUT])}
-    inputs = {"conversations": sha256_file(conversations)}
+    inputs = {"conversations": content(conversations) or "by name"}
     write_manifest(out, "split", inputs=inputs, counts=counts, files=[TRAIN, HELD_OUT], seed=seed)
     return counts

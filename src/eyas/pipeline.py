@@ -24,6 +24,7 @@ from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
+from eyas.rows import content
 from eyas.stages import StageRunner, locked
 
 SUMMARY = "summary.json"
@@ -41,8 +42,10 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
     Raises what the stages raise; called again, it goes on from there.
     """
     from eyas.target.source import identify, resolve_target
+    from eyas.train.trackers import check_trackers
 
     config = config.on_this_machine()
+    check_trackers(config.train.track)
     with locked(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
@@ -52,6 +55,9 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
         identity = identify(target)
         runner.stage("target", partial(describe_target, target, identity), inputs=identity, began=began)
         machine = config.target.model_dump(exclude={"source"})  # content decides, not the place that it lies in
+        if not machine["template_args"]:  # stages of before this choice stay current
+            del machine["template_args"]
+        templated = [machine["template_args"]] if "template_args" in machine else []
 
         own = {}
         if config.ask.count is not None and config.regenerate.conversations is None:
@@ -87,7 +93,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
             "train",
             partial(train, config, target, run_dir),
             inputs={**features, **identity, "vocab": runner.digest("vocab")},
-            config=[config.train, config.target.device, config.seed],
+            config=[config.train.model_dump(exclude={"track"}), config.target.device, config.seed],
         )
         runner.stage(
             "export",
@@ -100,7 +106,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
             "prove",
             partial(prove, config, target, run_dir),
             inputs={**asked, **identity, "draft": runner.digest("export")},
-            config=[config.prove, config.target.device, config.seed],
+            config=[config.prove, config.target.device, config.seed, *templated],
         )
         proof = json.loads((run_dir / "prove" / RESULT).read_text(encoding="utf-8"))
         summary = summarise(runner.done, proof, config)
@@ -114,7 +120,7 @@ def _conversations(
     """The conversations to learn from, and their digest: given ones as they are, else the target's own answers."""
     if config.regenerate.conversations is not None:
         given = Path(config.regenerate.conversations)
-        return given, sha256_file(given)
+        return given, content(given) or f"by name {given}"
     runner.stage(
         "regenerate",
         partial(regenerate, config, target, runner.folder / "prompts" / TRAIN),
@@ -140,24 +146,22 @@ def describe_target(target: Path, identity: Mapping[str, str], out: Path) -> dic
 
 def ask(config: RunConfig, target: Path, out: Path) -> dict[str, Any]:
     """Requests that the target writes itself."""
-    from tqdm import tqdm
-
     from eyas.ask import Asking
     from eyas.ask import ask as stage
+    from eyas.console import bar
 
     assert config.ask.count is not None
     how = Asking(
         **config.ask.model_dump(exclude={"count"}), seed=config.seed, slots=config.regenerate.slots,
-        **config.target.model_dump(exclude={"source"}),
+        **config.target.model_dump(exclude={"source", "template_args"}),
     )  # fmt: skip
-    with tqdm(total=config.ask.count, desc="ask", unit="message", disable=None) as bar:
-        return stage(target, out, config.ask.count, how, bar.update)
+    with bar(total=config.ask.count, desc="ask", unit="message") as shown:
+        return stage(target, out, config.ask.count, how, shown.update)
 
 
 def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dict[str, Any]:
     """The target's own answers to the prompts, by the local model or a server."""
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.prompts import load_prompts
     from eyas.regenerate import regenerate as stage
 
@@ -169,10 +173,10 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
         server = ServerOptions(base_url=section.base_url, model=section.model, concurrency=section.concurrency)
     loaded = load_prompts(prompts)
     total = section.max_supervised_tokens
-    with tqdm(total=total, desc="regenerate", unit="tok", unit_scale=True, disable=None) as bar:
+    with bar(total=total, desc="regenerate", unit="tok", unit_scale=True) as shown:
 
         def show(counts: Mapping[str, int]) -> None:
-            bar.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - bar.n)
+            shown.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - shown.n)
 
         counts = stage(
             loaded,
@@ -187,6 +191,7 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
             device=config.target.device,
             dtype=config.target.dtype,
             trust_remote_code=config.target.trust_remote_code,
+            template_kwargs=config.target.template_args,
             record_states=section.record_states,
             taps=config.extract.taps,
             progress=show,
@@ -214,6 +219,7 @@ def extract(
         device=config.target.device,
         dtype=config.target.dtype,
         trust_remote_code=config.target.trust_remote_code,
+        template_kwargs=config.target.template_args,
     )
     told = ("documents", "tokens", "supervised_tokens", "set_aside", "recorded", "computed")
     return {name: counts[name] for name in told if name in counts}
@@ -268,8 +274,7 @@ def export(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[st
 
 def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str, Any]:
     """Plain against speculative decoding with the exported draft, on the sets to prove on."""
-    from tqdm import tqdm
-
+    from eyas.console import bar
     from eyas.decode.prove import prove as stage
     from eyas.prompts import read_prompts
 
@@ -278,7 +283,7 @@ def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
     sets = {
         name: [p.messages for p in read_prompts(run_dir / "prompts" / f"{name}.jsonl")] for name in set_names(config)
     }
-    with tqdm(total=2 * sum(map(len, sets.values())), desc="prove", unit="answer", disable=None) as bar:
+    with bar(total=2 * sum(map(len, sets.values())), desc="prove", unit="answer") as shown:
         result = stage(
             run_dir / "export",
             target,
@@ -290,7 +295,8 @@ def prove(config: RunConfig, target: Path, run_dir: Path, out: Path) -> dict[str
             seed=config.seed,
             device=config.target.device,
             trust_remote_code=config.target.trust_remote_code,
-            on_answer=bar.update,
+            template_kwargs=config.target.template_args,
+            on_answer=shown.update,
         )
     atomic_write_json(out / RESULT, result)
     counts = {"tau_mean": result["tau_mean"], "rounds": result["rounds"], "lossless": result["lossless"]}

@@ -1,4 +1,4 @@
-"""Prompts in, whatever their file and layout: JSONL, Parquet or a `datasets` id; several spellings, one representation.
+"""Prompts in, whatever their file (rows.py) and layout: several spellings, one representation.
 
     prompts = load_prompts("prompts.jsonl")
     pytest tests/test_prompts.py
@@ -11,16 +11,16 @@ stay, since the tool's result that follows belongs to them.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from eyas.artifacts import canonical_json
-from eyas.errors import BadInput, EyasError
+from eyas.errors import BadInput
+from eyas.rows import read_rows, without_nulls
 
 Message = dict[str, Any]
 EXPECTED = (
@@ -33,7 +33,6 @@ ROLES = {
     "system": "system", "developer": "developer",
     "tool": "tool", "observation": "tool", "function": "tool", "function_response": "tool",
 }  # fmt: skip
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,8 @@ class _Malformed(Exception):
 
 
 def load_prompts(source: str | Path, *, skip_bad: bool = False, limit: int | None = None) -> Prompts:
-    """Read prompts from a file, a folder of such files, a `datasets` id (`id`, `id:config`, `id@split`), or `builtin`.
+    """Read prompts from a file, a folder of such files, a saved dataset (`folder`, `folder@split`), a `datasets` id
+    (`id`, `id:config`, `id@split`), or `builtin`.
 
     Raises BadInput naming file, line and what was expected at the first malformed row, unless `skip_bad`: then such
     rows are set aside in `.bad`. `limit` counts good, distinct prompts.
@@ -155,7 +155,7 @@ def read_prompts(
 
         yield from training_prompts()
         return
-    for file, line, row in _rows(source):
+    for file, line, row in read_rows(source):
         try:
             yield parse_row(_object(row), default_source=Path(file).name.split(".")[0])
         except _Malformed as error:
@@ -165,79 +165,6 @@ def read_prompts(
                 raise BadInput(f"{bad}. Mend the line, or set such lines aside with --skip-bad.") from None
             if on_bad:
                 on_bad(bad)
-
-
-def _rows(source: str | Path) -> Iterator[tuple[str, int, Any]]:
-    """(file, line number from 1, raw text or parsed row) of everything in a source."""
-    path = Path(source)
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES))
-        if not files:
-            raise BadInput(f"{path} holds no prompt file. Expected names that end in {', '.join(SUFFIXES)}.")
-        for file in files:
-            yield from _rows(file)
-    elif path.is_file():
-        reader = _parquet if path.suffix == ".parquet" else _json_lines
-        for number, row in enumerate(reader(path), 1):
-            if not (isinstance(row, str) and not row.strip()):
-                yield str(path), number, row
-    elif str(source).endswith(SUFFIXES) or str(source).startswith((".", "/", "~")):
-        raise BadInput(f"{source}: no such file. Name a JSONL or Parquet file, a `datasets` id, or `builtin`.")
-    else:
-        for number, row in enumerate(_dataset(str(source)), 1):
-            yield str(source), number, row
-
-
-def _json_lines(path: Path) -> Iterator[Any]:
-    """Lines as text, so that a malformed one is one bad row; a .json file may also be one array of rows."""
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
-            if path.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
-                file.seek(0)
-                try:
-                    yield from json.loads(file.read())
-                except ValueError as error:
-                    raise BadInput(
-                        f"{path}: begins as a JSON array, but is none ({error}); write one object a line, or close "
-                        "the array."
-                    ) from error
-                return
-            file.seek(0)
-            for line in file:
-                yield line.decode("utf-8", errors="replace")
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read ({error}). Name a JSONL file, plain or gzip.") from error
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow.parquet as parquet
-    from pyarrow.lib import ArrowException
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
-    except (OSError, ArrowException) as error:
-        raise BadInput(f"{path} cannot be read as Parquet ({error}); copy it again, or name a JSONL file.") from error
-
-
-def _dataset(spec: str) -> Iterable[Any]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise EyasError(
-            f"'{spec}' is no file here, so it must be a dataset id, and reading those needs the package `datasets`: "
-            f"pip install 'eyas[datasets]' (or pip install datasets). Or name a JSONL or Parquet file."
-        ) from None
-    name, _, split = spec.partition("@")
-    name, _, config = name.partition(":")
-    try:
-        return load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # the package raises what its many backends raise
-        raise BadInput(
-            f"dataset '{spec}' cannot be loaded ({error}). The form is id, id:config, id@split or id:config@split; "
-            "check the name, or download it and name its file."
-        ) from error
 
 
 # ------------------------------------------------------------------------------------------------ one row
@@ -252,7 +179,7 @@ def parse_row(row: Mapping[str, Any], default_source: str = "") -> Prompt:
         tools = _json_text(tools, "tools") if tools.strip() else None
     if tools is not None and not isinstance(tools, list):
         raise _Malformed(f"`tools` is a {type(tools).__name__}; expected a list of JSON schemas")
-    tools = _clean(tools) or None
+    tools = without_nulls(tools) or None
     name = next((row[k] for k in ("id", "question_id", "task_id", "uuid") if row.get(k) not in (None, "")), None)
     source = row.get("source") or default_source
     return Prompt(str(name) if name is not None else _content_id(turns, tools), turns, tools, str(source))
@@ -310,7 +237,7 @@ def _messages(row: Mapping[str, Any]) -> list[Message]:
 def _message(value: Any, key: str, index: int) -> Message:
     if not isinstance(value, Mapping):
         raise _Malformed(f"`{key}`[{index}] is a {type(value).__name__}; expected an object with a role and a content")
-    message = _clean(dict(value))
+    message = without_nulls(dict(value))
     spelling = "role" if "role" in message else "from"
     role = message.pop(spelling, None)
     if not isinstance(role, str) or role.lower() not in ROLES:
@@ -323,15 +250,6 @@ def _message(value: Any, key: str, index: int) -> Message:
         raise _Malformed(f"`{key}`[{index}] ({role}) has no content; expected what the user says")
     extra = {k: message[k] for k in ("tool_calls", "tool_call_id", "name") if k in message}
     return {"role": role, "content": "" if content is None else content, **extra}
-
-
-def _clean(value: Any) -> Any:
-    """Without the nulls that Parquet puts where one row has a field and another has not."""
-    if isinstance(value, Mapping):
-        return {k: _clean(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list):
-        return [_clean(v) for v in value]
-    return value
 
 
 def _turns(messages: list[Message]) -> tuple[tuple[Message, ...], ...]:

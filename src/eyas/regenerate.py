@@ -30,7 +30,7 @@ from eyas.artifacts import (
     write_manifest,
 )
 from eyas.dialogue import REASONS, Dialogue, Outcome, answer_seed
-from eyas.errors import BadInput
+from eyas.errors import BadInput, Mismatch
 from eyas.journal import Journal
 from eyas.prompts import BadRow, Prompt, Prompts
 
@@ -99,6 +99,7 @@ def regenerate(
     device: str = "cpu",
     dtype: str = "float32",
     trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
     record_states: bool = False,
     taps: Sequence[int] | None = None,
     spread: Spread | None = None,
@@ -110,6 +111,7 @@ def regenerate(
     then be None. max_supervised_tokens: stop with the prompt, in their order, that brings so many tokens together.
     record_states: keep what each kept answer left in the local target at `taps` (default: the target's) in
     `out_dir/states`, so that extract(recorded=...) need not compute it; that folder is no part of the result.
+    template_kwargs: for the chat template, here or on the server; the manifest says them, and extract goes by it.
     spread: has the prompts answered by workers, which see the target's folder; it records no states.
     progress: called after each outcome with counts so far. A finished `out_dir` with the same inputs is left alone.
     Raises BadInput where `out_dir` holds answers of other settings, and what target and server raise.
@@ -128,6 +130,8 @@ def regenerate(
         settings |= {"base_url": server.base_url, "model": server.model}
     else:
         settings |= {"device": device, "dtype": dtype}
+    if template_kwargs:  # answers of before this choice stay current
+        settings["template_kwargs"] = dict(template_kwargs)
     identity: dict[str, str] = {}
     if server is None and target_dir is not None:
         from eyas.target.source import identify
@@ -152,8 +156,9 @@ def regenerate(
             from eyas.answer import Answering, answer_locally
 
             how = Answering(
-                target_dir.absolute(), max_new_tokens, temperature, seed, slots, device, dtype, trust_remote_code
-            )
+                target_dir.absolute(), max_new_tokens, temperature, seed, slots, device, dtype, trust_remote_code,
+                dict(template_kwargs or {}),
+            )  # fmt: skip
             if spread is not None:
                 generated = _by_workers(work, spread, how)
             else:
@@ -162,7 +167,10 @@ def regenerate(
         else:
             from eyas.target.server import Server
 
-            Server(server, max_new_tokens=max_new_tokens, temperature=temperature).answer_all(work.start, work.done)
+            asking = Server(
+                server, max_new_tokens=max_new_tokens, temperature=temperature, template_kwargs=template_kwargs
+            )
+            asking.answer_all(work.start, work.done)
             generated = work.generated
     finally:
         journal.close()
@@ -182,6 +190,26 @@ def regenerate(
     )
     journal.path.unlink(missing_ok=True)
     return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
+
+
+def template_arguments(conversations: Path, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the chat template of a conversations file is to be given: what it was answered under, or `given`.
+
+    Raises Mismatch where the file was answered under others than `given`: the answers would follow other prompts.
+    """
+    beside = conversations.parent / MANIFEST
+    if conversations.name != CONVERSATIONS or not beside.is_file():
+        return dict(given or {})
+    manifest = read_manifest(conversations.parent)
+    if manifest["stage"] != STAGE:
+        return dict(given or {})
+    answered = dict((manifest["config"] or {}).get("template_kwargs") or {})
+    if given is not None and dict(given) != answered:
+        raise Mismatch(
+            f"{conversations} was answered with the template arguments {answered or 'none'}, not {dict(given)}; leave "
+            f"--template-arg out, or answer the prompts again with these"
+        )
+    return answered
 
 
 class Work:

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafts import make_draft, with_embedding
+from eyas.cache import cache_dir
 from eyas.draft.checkpoint import load_draft, save_draft
 from eyas.draft.unroll import Packing, Unroll
-from eyas.engines.environment import Environment, cache_root, ready
+from eyas.engines.environment import Environment, ready
 from eyas.export import export_draft
 
 pytestmark = pytest.mark.engine
@@ -44,7 +45,7 @@ def peers() -> Environment:
     """SGLang's environment with both wheels on its path."""
     environment = ready("sglang")
     assert environment is not None, "run `eyas engines setup sglang` (make test-engines does)"
-    folder = cache_root() / "engines" / "peers"
+    folder = cache_dir() / "engines" / "peers"
     for name, requirement in PEERS.items():
         if not (folder / name).is_dir():
             pip = [environment.python, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, requirement]

@@ -3,8 +3,10 @@
     eyas --help
     eyas train --help
 
-A verb's module is imported only when that verb is called (or its own help asked for), so that `eyas --help` needs
-neither torch nor transformers. Each `eyas.cli.<verb>` defines `command`: it parses, calls and renders.
+A verb's module is imported only when that verb is called (or its own help asked for), so that `eyas --help` and a
+shell that completes names need neither torch nor transformers. Each `eyas.cli.<verb>` defines `command`: it parses,
+calls and renders. What all verbs have in common (--quiet, --verbose) is added in shared.py; leave.py says what a user
+is told of a failure.
 
 Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not belong
 together, 130 interrupted. See errors.py.
@@ -13,13 +15,17 @@ together, 130 interrupted. See errors.py.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from eyas import console
 from eyas._version import __version__
+from eyas.cli.shared import shared, with_shared
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # verb -> (module, what it does). The order is the order of the work.
 VERBS: dict[str, tuple[str, str]] = {
@@ -44,7 +50,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
     "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
     "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
+    "completion": ("eyas.cli.completion", "Print the script that completes verbs and options in your shell."),
 }
+
+EPILOG = """Start with `eyas demo`. `eyas VERB --help` shows examples.
+
+\b
+Exit codes, where a verb's own help says no more:
+  0    done
+  1    an error that Eyas explains, or a check that was not met
+  2    bad usage, or input that cannot be read
+  3    two artifacts that do not belong together (another target, tokenizer, template, taps or map)
+  130  interrupted; the same command goes on where it stopped
+"""
 
 
 class LazyGroup(click.Group):
@@ -58,13 +76,21 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(VERBS[cmd_name][0]).command
         assert isinstance(command, click.Command), f"{VERBS[cmd_name][0]}.command is not a click command"
-        return command
+        return with_shared(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs, in the order of the work"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in VERBS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
+
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.color = console.wants_color(sys.stdout)
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # before click sees it, which would leave with exit code 1
@@ -76,7 +102,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"no verb '{args[0]}'.{hint} The verbs are: {', '.join(VERBS)}.")
@@ -85,15 +111,18 @@ class LazyGroup(click.Group):
 
 def _hush() -> None:
     """The reader of our output (head, less) closed it: point stdout elsewhere, so that the flush at exit is quiet."""
+    import os
+
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Start with `eyas demo`. `eyas VERB --help` shows examples.",
+    epilog=EPILOG,
 )
 @click.version_option(__version__, prog_name="eyas", message="%(prog)s %(version)s")
+@shared
 def cli() -> None:
     """Train, prove and debug EAGLE-3 draft models for speculative decoding."""
 
@@ -104,26 +133,30 @@ def main(argv: list[str] | None = None) -> NoReturn:
     from eyas.errors import EyasError
 
     verb = verb_of(sys.argv[1:] if argv is None else argv, VERBS)
-    try:
-        cli.main(args=argv, prog_name="eyas", standalone_mode=False)
-        sys.stdout.flush()
-        code = 0
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo(f"eyas: {interrupted(verb)}", err=True)
-        code = 130
-    except BrokenPipeError:
-        _hush()
-        code = 0
-    except Exception as error:
-        told = error if isinstance(error, EyasError) else explained(error, verb)
-        if told is None:  # a bug keeps its traceback
-            raise
-        rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
-        click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {told}", err=True)
-        code = told.exit_code
+    with console.speaking():
+        try:
+            cli.main(args=argv, prog_name="eyas", standalone_mode=False)
+            sys.stdout.flush()
+            code = 0
+        except click.exceptions.Exit as error:
+            code = error.exit_code
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            click.echo(f"eyas: {interrupted(verb)}", err=True)
+            code = 130
+        except BrokenPipeError:
+            _hush()
+            code = 0
+        except Exception as error:
+            from eyas.cli.leave import apologise, explain
+
+            told = error if isinstance(error, EyasError) else explained(error, verb)
+            if told is not None:
+                explain(told)
+                code = told.exit_code
+            else:
+                apologise(error)
+                code = 1
     sys.exit(code)

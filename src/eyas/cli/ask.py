@@ -58,9 +58,8 @@ def command(
     trust_remote_code: bool,
     as_json: bool,
 ) -> None:
-    from tqdm import tqdm
-
     from eyas.ask import PROMPTS, Asking, ask
+    from eyas.console import bar
     from eyas.machine import choose_precision
     from eyas.stages import describe
     from eyas.target.source import resolve_target
@@ -69,6 +68,6 @@ def command(
         openings or ("",), max_new_tokens, temperature, top_k, seed, device, choose_precision(dtype, device), slots,
         trust_remote_code,
     )  # fmt: skip
-    with tqdm(total=count, unit="message", disable=None) as bar:
-        counts = ask(resolve_target(target), out, count, how, bar.update)
+    with bar(total=count, unit="message") as shown:
+        counts = ask(resolve_target(target), out, count, how, shown.update)
     click.echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")

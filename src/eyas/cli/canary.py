@@ -92,7 +92,8 @@ def command(
 
 def _make(folder: Path, out: Path, budget: str, force: bool, options: dict[str, Any]) -> dict[str, Any]:
     from eyas.canary.make import make
-    from eyas.cli.doctor import seconds, teller
+    from eyas.cli.doctor import seconds
+    from eyas.console import teller
     from eyas.machine import check_device
 
     check_device(options["device"])
@@ -130,7 +131,7 @@ def _heard(
     from eyas.canary.check import of_file
     from eyas.canary.make import DRAFT
     from eyas.canary.served import heard_at, served
-    from eyas.cli.doctor import teller
+    from eyas.console import teller
 
     if measured is not None:
         return [of_file(measured)]
@@ -165,10 +166,11 @@ def _messages(path: Path | None) -> list[Any] | None:
 
 
 def _show(canary: dict[str, Any], out: Path, judged: list[Judged], neighbours: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from eyas.console import console as console_for
+
+    console = console_for()
     e, k = canary["expected"], canary["k"]
     console.print(
         f"{out}: {len(canary['prompts'])} prompts x {canary['tokens']} tokens, K = {k}, taps {canary['taps']}, "

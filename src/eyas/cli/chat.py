@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,9 +76,10 @@ def command(
         )
     if as_json and not says:
         raise click.UsageError("--json has one object to print in the end: say what there is to say with --say")
+    from eyas.console import wants_color
     from eyas.report.talk_text import Marks
 
-    marks = Marks(not no_color and colours_wanted())
+    marks = Marks(not no_color and wants_color(sys.stdout))
     talk = _served(url, settings) if url is not None else _local(draft, settings)
     try:
         if as_json:
@@ -96,11 +96,6 @@ def command(
             talk.source.close()  # type: ignore[attr-defined]
 
 
-def colours_wanted() -> bool:
-    """A terminal that shows colours, and nobody who asked for none (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 # ---------------------------------------------------------------- who answers
 
 
@@ -112,6 +107,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     from eyas.decode.step import refuse_uncroppable
     from eyas.decode.tree import make_drafter
     from eyas.draft.checkpoint import load_draft
+    from eyas.draft.source import resolve_draft
     from eyas.machine import reuse_large_allocations
     from eyas.talk import Conversation, Local
     from eyas.target.model import Target
@@ -124,7 +120,7 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     dtype, device = getattr(torch, settings["dtype"]), settings["device"]
     target = Target.load(folder, device=device, dtype=dtype, trust_remote_code=settings["trust_remote_code"])
     refuse_uncroppable(target)
-    draft, vocab_map, _ = load_draft(draft_dir, folder, device=device, dtype=dtype)
+    draft, vocab_map, _ = load_draft(resolve_draft(draft_dir), folder, device=device, dtype=dtype)
     drafter = make_drafter(draft, vocab_map, k, settings["topk"], settings["nodes"])
     hot = settings["temperature"]
     rule: Rule = Sampling(hot, settings["seed"], target.device) if hot > 0 else Greedy()

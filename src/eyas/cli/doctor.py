@@ -29,6 +29,7 @@ Examples:
   eyas doctor path/to/draft --target path/to/target --measured measured.json    # of `eyas measure`
   eyas doctor path/to/draft --target path/to/target --log server.log --html report.html
   eyas doctor path/to/draft --target path/to/target --reference path/to/copy/d2t.pt
+  eyas doctor owner/draft --target owner/target           # both from the hub
   eyas doctor path/to/draft --static --format github --fail-on warning     # in CI
 
 Exit codes: 0 nothing of --fail-on or worse, 1 findings, 2 it could not run.
@@ -71,7 +72,9 @@ def command(
     training: Path | None, prompts: Path | None, measured: Path | None, k: int, static: bool, budget: str, device: str,
     trust_remote_code: bool, fail_on: str, form: str, as_json: bool, html: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
+    from eyas.console import teller
     from eyas.doctor.diagnosis import diagnose
+    from eyas.draft.source import resolve_draft
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
     from eyas.errors import BadInput, EyasError
@@ -100,8 +103,9 @@ def command(
 
         check_device(device)
     try:
+        read = resolve_draft(draft)
         diagnosis = diagnose(
-            draft,
+            read,
             target=folder,
             features=features,
             engines=engines,
@@ -120,6 +124,7 @@ def command(
         )
     except EyasError as error:  # whatever it is: 1 would mean findings
         raise BadInput(str(error)) from error
+    diagnosis["draft"] = str(draft)  # as the user said it
     diagnosis["next"] = next_step(diagnosis, target)
     if html is not None:
         from eyas.artifacts import atomic_write
@@ -137,11 +142,10 @@ def command(
         for f in diagnosis["findings"]:
             click.echo(_annotation(draft, f))
     else:
-        from rich.console import Console
-
+        from eyas.console import console
         from eyas.report.diagnosis_text import show
 
-        show(Console(highlight=False, markup=False), diagnosis, verbose=verbose)
+        show(console(), diagnosis, verbose=verbose)
     raise SystemExit(1 if _failed(diagnosis, fail_on) else 0)
 
 
@@ -196,15 +200,6 @@ def seconds(text: str) -> float:
     if not 0 < value < 1e6:
         raise BadInput(f"--budget {text!r}: expected a time such as 60s or 2m")
     return value
-
-
-def teller() -> Any:
-    """Progress on standard error, where somebody looks at it."""
-    import sys
-
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: click.echo(f"  {text} ...", err=True)
 
 
 def _annotation(draft: Path, f: Mapping[str, Any]) -> str:

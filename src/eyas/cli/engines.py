@@ -47,13 +47,17 @@ def command() -> None:
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at a time. Default: one a processor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
 def setup_command(engines: tuple[str, ...], force: bool, jobs: int | None, as_json: bool) -> None:
+    from eyas import console
     from eyas.engines.setup import recipe
     from eyas.engines.setup.recipe import setup
 
     recipes = [recipe(name) for name in dict.fromkeys(engines)]  # all names are known before anything is built
     reports = {}
     for wanted in recipes:
-        _, report = setup(wanted, force=force, jobs=jobs, say=lambda line: click.echo(line, err=as_json))
+        _, report = setup(
+            wanted, force=force, jobs=jobs,
+            say=lambda line: None if console.quiet() else click.echo(line, err=as_json),
+        )  # fmt: skip
         reports[wanted.engine] = report
         if not as_json:
             _print(report)

@@ -13,14 +13,15 @@ from typing import Any
 
 import click
 
-from eyas.cli.workers import engine_names, ray_options, spread
+from eyas.cli.workers import engine_names, ray_options, spread, template_options
 from eyas.errors import Mismatch
 
-HELP = """Run the target over CONVERSATIONS, a JSONL file, and write feature shards.
+HELP = """Run the target over CONVERSATIONS and write feature shards.
 
-Each line holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template is rendered once; the loss
-mask lies on the assistant's tokens, end-of-turn token included. Look at it first with --show. A killed extraction goes
-on where it stopped; finished and unchanged features are kept.
+CONVERSATIONS is a JSONL, Parquet or Arrow file, a folder of them, a dataset saved to disk (DIR, DIR@split) or its id
+(id, id:config, id@split). Each row holds `messages`, or `prompt_token_ids` and `response_token_ids`. The chat template
+is rendered once; the loss mask lies on the assistant's tokens, end-of-turn token included. Look at it first with
+--show. A killed extraction goes on where it stopped; finished and unchanged features are kept.
 
 \b
 Examples:
@@ -90,13 +91,7 @@ another target, tokenizer, template or taps, foreign files do not fit the target
     show_default=True,
     help="Precision of the target's computation (auto: the faster one here); states are stored in bfloat16.",
 )
-@click.option(
-    "--template-arg",
-    "template_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="For the chat template, for example enable_thinking=false; repeatable.",
-)
+@template_options("  [default: those that the answers were made with]")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the target.")
 @click.option(
     "--show",
@@ -158,8 +153,6 @@ def command(
         )
     if out is None and show is None:
         raise click.UsageError("say where the features go: --out DIR (or look at the loss mask with --show)")
-    if conversations is not None and not conversations.is_file():
-        raise click.UsageError(f"{conversations} is not a file; name a JSONL file of conversations")
 
     from eyas.target.source import resolve_target
 
@@ -186,7 +179,7 @@ def command(
         counts = extract(
             folder, conversations, out, chosen, batch_tokens=batch_tokens, device=device,
             dtype=choose_precision(dtype, device), trust_remote_code=trust_remote_code, recorded=recorded,
-            template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
+            template_kwargs=parse_template_kwargs(template_args) if template_args else None, supervise=supervise,
             engine=_engine(computing, engine_python, engine_args),
             spread=spread(on_ray, ray_address, workers, worker_cpus, worker_gpus), **shared,
         )  # fmt: skip
@@ -236,16 +229,19 @@ def _show(
     path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, supervise: str,
     skip_bad: bool, trust_remote_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from eyas.console import wants_color
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
-    from eyas.features.show import legend, mask_runs, show_document, wants_color
+    from eyas.features.show import legend, mask_runs, show_document
+    from eyas.regenerate import template_arguments
     from eyas.target.facts import read_facts
 
+    given = parse_template_kwargs(template_args) if template_args else None
     facts = read_facts(folder)
     tokenizer = load_tokenizer(folder, trust_remote_code)
     collection = encode_all(
         path, tokenizer, skip_bad=skip_bad, limit=count, vocab_size=facts.vocab_size,
         max_length=max_length or facts.max_position or None, eos_ids=facts.eos_ids,
-        template_kwargs=parse_template_kwargs(template_args), supervise=supervise,
+        template_kwargs=template_arguments(path, given), supervise=supervise,
     )  # fmt: skip
     if as_json:
         shown = [{"id": d.id, "ids": d.ids.tolist(), "runs": mask_runs(d)} for d in collection.documents]

@@ -12,8 +12,9 @@ import click
 HELP = """Describe a draft: who wrote it, its sizes, every convention and how it is known, its vocabulary map, its
 tensors, and which engines can run it.
 
-DRAFT is a directory with config.json and weights (safetensors, sharded or not, .bin, .pt), or one weight file beside
-its config. Nothing is changed and, without --stats, no weight is read: configs, headers, `d2t` and `t2d` are enough.
+DRAFT is a directory with config.json and weights (safetensors, sharded or not, .bin, .pt), one weight file beside its
+config, or a hub id. Nothing is changed and, without --stats, no weight is read: configs, headers, `d2t` and `t2d` are
+enough.
 
 How a value is known: declared (written down), inferred (from the tensors), default (the format's), guessed.
 
@@ -21,6 +22,7 @@ How a value is known: declared (written down), inferred (from the tensors), defa
 Examples:
   eyas inspect runs/demo/export
   eyas inspect path/to/draft --target path/to/target
+  eyas inspect owner/draft                  # from the hub, or its cache
   eyas inspect path/to/draft --stats --json
   eyas inspect path/to/draft --target T --launch "--speculative-algorithm EAGLE --context-length 2048"
 
@@ -47,13 +49,14 @@ RUNS = {
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(draft: Path, target: str | None, launch: str, stats: bool, everything: bool, as_json: bool) -> None:
     from eyas.describe import inspect_draft
+    from eyas.draft.source import resolve_draft
 
     folder = None
     if target is not None:
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target, part="ends")
-    report = inspect_draft(draft, folder, stats, launch)
+    report = {**inspect_draft(resolve_draft(draft), folder, stats, launch), "path": str(draft)}
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -62,10 +65,11 @@ def command(draft: Path, target: str | None, launch: str, stats: bool, everythin
 
 def _print(report: Mapping[str, Any], everything: bool) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False)
+    from eyas.console import console as console_for
+
+    console = console_for()
     shape = report["shape"]
     console.print(f"{report['path']}: {report['producer']}, read in the {report['dialect']} dialect")
     console.print(

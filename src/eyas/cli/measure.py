@@ -101,11 +101,10 @@ def command(
     if as_json:
         click.echo(json.dumps(result))
     else:
-        from rich.console import Console
-
+        from eyas.console import console
         from eyas.report.measured_text import show
 
-        show(Console(highlight=False, markup=False), result, out)
+        show(console(), result, out)
     if result["interrupted"]:
         click.echo("eyas: interrupted; these are the answers that had come by then", err=True)
         raise SystemExit(130)
@@ -115,10 +114,9 @@ def command(
 def _measured(
     draft: Path | None, target: str, engines: Sequence[str], url: str | None, out: Path | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    from tqdm import tqdm
-
-    from eyas.cli.doctor import teller
+    from eyas.console import bar, teller
     from eyas.draft.files import open_folder
+    from eyas.draft.source import resolve_draft
     from eyas.measure.asking import How
     from eyas.measure.measured import write
     from eyas.measure.questions import questions_of
@@ -127,6 +125,7 @@ def _measured(
 
     levels, words = _levels(given["concurrency"]), _words(given["launch"])
     if draft is not None:
+        draft = resolve_draft(draft)
         open_folder(draft)  # nobody is asked for minutes about a draft that is not there
     if out is not None:
         _writable(out)
@@ -138,8 +137,8 @@ def _measured(
     how = How(given["max_new_tokens"], given["temperature"], not given["stop_at_eos"], 0, given["timeout"])
     sets = read_sets(given["files"], given["names"], given["limit"])
     questions = questions_of(plan.target, sets, plan.context - how.max_tokens - plan.k - 1)
-    with tqdm(total=plan.passes * len(questions), desc="measure", unit="answer", disable=None, leave=False) as bar:
-        return measure(plan, questions, how, given=target, tell=teller(), on_answer=bar.update,
+    with bar(total=plan.passes * len(questions), desc="measure", unit="answer", leave=False) as shown:
+        return measure(plan, questions, how, given=target, tell=teller(), on_answer=shown.update,
                        keep=lambda result: write(out, result) if out is not None else None)  # fmt: skip
 
 
@@ -185,11 +184,10 @@ def _log(log: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(served.to_dict()))
         return
-    from rich.console import Console
-
+    from eyas.console import console
     from eyas.report.measured_text import show_log
 
-    show_log(Console(highlight=False, markup=False), served)
+    show_log(console(), served)
 
 
 def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eyas.cli.sets import SETS, read_sets
+from eyas.cli.workers import template_options
 
 RESULT = "result.json"
 
@@ -28,8 +29,8 @@ A chain of --k tokens is drafted each round. With --topk or --nodes it is EAGLE-
 the draft's --topk likeliest tokens as children, the --topk most promising nodes of a layer are gone on from, and the
 --nodes most promising of all are verified (engines count the root too: 16 here are 17 of SGLang's draft tokens).
 
-DRAFT is any draft directory that Eyas reads. Prompts come from --prompts (JSONL or Parquet, one set a file) and --sets
-({SETS}; these alone where neither is given).
+DRAFT is any draft directory that Eyas reads, or a hub id. Prompts come from --prompts (JSONL or Parquet, one set a
+file) and --sets ({SETS}; these alone where neither is given).
 
 \b
 Examples:
@@ -73,32 +74,34 @@ target do not belong together.
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
+@template_options()
 @click.option("--out", type=click.Path(path_type=Path), help=f"Folder for {RESULT} and its manifest.")
 @click.option("--strict", is_flag=True, help="Exit code 1 unless lossless (greedy only).")
 @click.option("--fail-below", type=float, metavar="TAU", help="Exit code 1 unless lossless and mean τ at least TAU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     draft: Path, target: str, files: tuple[str, ...], names: str | None, limit: int, out: Path | None, strict: bool,
-    fail_below: float | None, as_json: bool, **settings: Any,
+    fail_below: float | None, as_json: bool, template_args: tuple[str, ...], **settings: Any,
 ) -> None:  # fmt: skip
-    from tqdm import tqdm
-
     from eyas.artifacts import check_out
     from eyas.cli.pairs import note_other_target
+    from eyas.console import bar
     from eyas.decode.prove import prove
+    from eyas.draft.source import resolve_draft
+    from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
-    started = time.monotonic()
+    started, kwargs = time.monotonic(), parse_template_kwargs(template_args)
     if out is not None:
         check_out(out, "prove")
     reuse_large_allocations()
-    sets = read_sets(files, names, limit)
+    draft, sets = resolve_draft(draft), read_sets(files, names, limit)
     folder = resolve_target(target)
     note_other_target(draft, folder)
     total = 2 * sum(map(len, sets.values()))
-    with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
-        result = prove(draft, folder, sets, on_answer=bar.update, **settings)
+    with bar(total=total, desc="prove", unit="answer", leave=False) as shown:
+        result = prove(draft, folder, sets, on_answer=shown.update, template_kwargs=kwargs, **settings)
     if out is not None:
         _write(out, result, draft, folder, started)
     if as_json:
@@ -147,12 +150,13 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
 
 
 def _show(result: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from eyas.console import console as console_for
 
     settings, k = result["settings"], result["settings"]["k"]
     how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
-    console = Console(highlight=False)
+    console = console_for(markup=True)
     what = f"{k} drafted a round"
     if settings["drafting"] == "tree":
         what = f"tree of {settings['nodes']} nodes, depth {k}, top {settings['topk']}"

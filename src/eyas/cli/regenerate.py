@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from eyas.cli.workers import engine_names, ray_options, spread
+from eyas.cli.workers import engine_names, ray_options, spread, template_options
 
 HELP = """Let the target answer PROMPTS: its own answers are what a draft must learn.
 
-PROMPTS is a JSONL or Parquet file (or a folder of them), the id of a dataset (id, id:config, id@split), or `builtin`:
+PROMPTS is a JSONL, Parquet or Arrow file (or a folder of them), a dataset saved to disk (DIR, DIR@split) or the id of
+one (id, id:config, id@split; package `datasets`), or `builtin`:
 natural requests from the packages in requirements-data.txt. A row has `prompt`, `messages` (OpenAI), `conversations`
 (ShareGPT) or `turns`. Answers that the file already has are replaced, turn by turn.
 
@@ -25,6 +26,7 @@ Examples:
   eyas regenerate prompts.jsonl --target Qwen/Qwen3-1.7B --temperature 0.7 --seed 1 --out runs/answers
   eyas regenerate prompts.jsonl --target T --engine ray --ray-address auto --workers 8 --worker-gpus 1 --device cuda \\
       --out /shared/answers
+  eyas regenerate prompts.jsonl --target Qwen/Qwen3-1.7B --template-arg enable_thinking=false --out runs/answers
   eyas regenerate prompts.parquet --base-url http://localhost:8000/v1 --concurrency 256 --out runs/answers
 """
 
@@ -52,6 +54,7 @@ Examples:
     help="`auto`: the faster of the first two here.",
 )
 @click.option("--trust-remote-code", is_flag=True, help="Run modelling code that comes with the target.")
+@template_options()
 @click.option(
     "--record-states", is_flag=True, help="Keep the target's states in OUT/states, for `eyas extract --recorded`."
 )
@@ -88,6 +91,7 @@ def command(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    template_args: tuple[str, ...],
     record_states: bool,
     taps: str | None,
     engine: str,
@@ -106,8 +110,8 @@ def command(
     import json
     from collections.abc import Mapping
 
-    from tqdm import tqdm
-
+    from eyas.console import bar
+    from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import choose_precision
     from eyas.prompts import Prompts, load_prompts
     from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
@@ -142,11 +146,11 @@ def command(
 
         folder = resolve_target(target)
 
-    with tqdm(total=len(loaded.prompts), unit="prompt", disable=None) as bar:
+    with bar(total=len(loaded.prompts), unit="prompt") as shown:
 
         def show(counts: Mapping[str, int]) -> None:
-            bar.update(counts["finished"] - bar.n)
-            bar.set_postfix(kept=counts["kept"], tokens=counts["tokens"], refresh=False)
+            shown.update(counts["finished"] - shown.n)
+            shown.set_postfix(kept=counts["kept"], tokens=counts["tokens"], refresh=False)
 
         counts = regenerate(
             loaded,
@@ -161,6 +165,7 @@ def command(
             device=device,
             dtype=choose_precision(dtype, device),
             trust_remote_code=trust_remote_code,
+            template_kwargs=parse_template_kwargs(template_args),
             record_states=record_states,
             taps=chosen,
             spread=spreading,

@@ -66,7 +66,9 @@ def command(
         raise click.UsageError(
             "--auto keeps what measures better; --force goes with --finding or --plan; choose one of them"
         )
-    from eyas.cli.doctor import seconds, teller
+    from eyas.cli.doctor import seconds
+    from eyas.console import teller
+    from eyas.draft.source import resolve_draft
     from eyas.engines.profiles import profile
     from eyas.repair.apply import repair
     from eyas.repair.plan import read_plan, write_plan
@@ -84,8 +86,11 @@ def command(
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target)
+    read = resolve_draft(draft)
+    if in_place and read != draft and not draft.expanduser().exists():
+        raise click.UsageError(f"{draft} is on the hub, and what was fetched of it is not changed: give --out NEW")
     done = repair(
-        draft, out=out, in_place=in_place, plan=read_plan(plan_file) if plan_file else None, finding=finding,
+        read, out=out, in_place=in_place, plan=read_plan(plan_file) if plan_file else None, finding=finding,
         target=folder, reference=reference, features=features, engines=engines, force=force, serve=serve,
         budget=seconds(budget), device=device, trust_remote_code=trust_remote_code, tell=teller(),
     )  # fmt: skip

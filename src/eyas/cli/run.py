@@ -33,13 +33,14 @@ def run_and_show(recipe: str, out: Path | None, overrides: tuple[str, ...], as_j
     """Run a recipe; then print its summary, as a table and a story or as one JSON object."""
     import json
 
+    from eyas import console
     from eyas.config import load_config
     from eyas.pipeline import SUMMARY, run
     from eyas.report.summary import print_summary
 
     config = load_config(recipe, overrides)
     folder = out or Path("runs") / config.name
-    summary = run(config, folder, say=lambda line: click.echo(line, err=as_json))
+    summary = run(config, folder, say=lambda line: None if console.quiet() else click.echo(line, err=as_json))
     if as_json:
         click.echo(json.dumps(summary))
         return

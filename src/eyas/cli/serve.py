@@ -124,12 +124,13 @@ def _target(said: str, engine: str, only_print: bool) -> Path:
 
 def _draft(launch: Launch) -> Path | None:
     """The draft's folder, where a run was named."""
+    from eyas.draft.source import resolve_draft
     from eyas.export import find_draft
     from eyas.serve.prepare import as_it_is
 
     if launch.draft is None or as_it_is(launch.engine, launch.draft):
         return launch.draft
-    return find_draft(launch.draft)
+    return find_draft(resolve_draft(launch.draft))
 
 
 def _context(launch: Launch, said: int | None, only_print: bool) -> int:
@@ -145,6 +146,7 @@ def _context(launch: Launch, said: int | None, only_print: bool) -> int:
 def _print(
     launch: Launch, target: str, draft: str | None, force: bool, requests: int | None, address: bool, as_json: bool
 ) -> None:
+    from eyas.console import say
     from eyas.serve.check import check
     from eyas.serve.printed import There, printed
     from eyas.target.source import DEFAULT
@@ -157,7 +159,7 @@ def _print(
         click.echo(json.dumps({"lines": lines, "warnings": warnings}))
         return
     for line in warnings:
-        click.echo(f"note: {line}", err=True)
+        say(f"note: {line}")
     for line in lines:
         click.echo(line)
 
@@ -180,23 +182,24 @@ def _models(launch: Launch) -> dict[str, Any]:
 
 
 def _serve(launch: Launch, force: bool, wait: float, as_json: bool) -> None:
+    from eyas.console import say
     from eyas.engines.environment import required
     from eyas.serve import running
     from eyas.serve.check import check
 
     required(launch.engine)  # first of all: without it nothing else matters
     for line in check(launch, force=force):
-        click.echo(f"note: {line}", err=True)
+        say(f"note: {line}")
     enough = threading.Event()
     _on_signals(_interrupt)
-    with running(launch, tell=lambda line: click.echo(line, err=True), wait=wait) as server:
+    with running(launch, tell=say, wait=wait) as server:
         _on_signals(lambda *_: enough.set())
         _announce(server, launch, as_json)
         while not enough.wait(0.3):
             if not server.alive():
                 _died(server)
-        click.echo("stopping ...", err=True)
-    click.echo(f"stopped; its log is kept: {server.log}", err=True)
+        say("stopping ...")
+    say(f"stopped; its log is kept: {server.log}")
 
 
 def _on_signals(handler: Any) -> None:

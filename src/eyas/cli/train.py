@@ -47,6 +47,12 @@ Examples:
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="One setting (see --show-settings); repeatable."
 )
 @click.option("--init-from", type=click.Path(path_type=Path), help="A draft to go on from; its map is kept.")
+@click.option(
+    "--track",
+    multiple=True,
+    type=click.Choice(["tensorboard", "wandb", "trackio"]),
+    help="Where metrics go beside metrics.jsonl (train.track); repeatable  [default: tensorboard].",
+)
 @click.option("--seed", default=0, show_default=True, help="Of initial weights and data order.")
 @click.option(
     "--device", default="cpu", show_default=True, help="cpu, cuda (under torchrun: one for each process), cuda:1."
@@ -64,12 +70,13 @@ def command(
     config: Path | None,
     settings: tuple[str, ...],
     init_from: Path | None,
+    track: tuple[str, ...],
     seed: int,
     device: str,
     show_settings: bool,
     as_json: bool,
 ) -> None:
-    chosen = read_settings(config, settings, init_from)
+    chosen = read_settings(config, settings, init_from, track)
     if show_settings:
         show(chosen, as_json)
         return
@@ -78,6 +85,9 @@ def command(
             param = next(p for p in command.params if p.name == name)
             raise click.MissingParameter(ctx=ctx, param=param)
     assert features is not None and out is not None
+    from eyas.train.trackers import check_trackers
+
+    check_trackers(chosen.track)
     from eyas.features.reader import FeatureSet
     from eyas.target.source import resolve_target
     from eyas.train.loop import train
@@ -115,7 +125,9 @@ def show(chosen: Any, as_json: bool) -> None:
     click.echo(formatter.getvalue().rstrip())
 
 
-def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: Path | None) -> Any:
+def read_settings(
+    config: Path | None, assignments: tuple[str, ...], init_from: Path | None, track: tuple[str, ...] = ()
+) -> Any:
     """TrainSettings from a YAML file and NAME=VALUE pairs. Raises BadInput naming the field and the value."""
     import pydantic
     import yaml
@@ -147,6 +159,8 @@ def read_settings(config: Path | None, assignments: tuple[str, ...], init_from: 
             raise BadInput(f"--set {assignment!r}: {text!r} is no YAML value; quote what is meant as text") from error
     if init_from is not None:
         values["init_from"] = str(init_from)
+    if track:
+        values["track"] = track
     try:
         return TrainSettings.model_validate(values)
     except pydantic.ValidationError as error:

@@ -20,6 +20,7 @@ sequences that it carries, and must choose what it chose when it was exported.
 Examples:
   eyas verify draft
   eyas verify path/to/downloaded/draft --json
+  eyas verify owner/draft               # what the hub has of it
 
 Exit codes: 0 intact, 1 something differs, 2 it cannot be checked (no eyas.json, no digests, unreadable).
 """
@@ -29,11 +30,12 @@ Exit codes: 0 intact, 1 something differs, 2 it cannot be checked (no eyas.json,
 @click.argument("draft", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(draft: Path, as_json: bool) -> None:
+    from eyas.draft.source import resolve_draft
     from eyas.repair.verify import verify_draft
 
-    report = verify_draft(draft)
+    report = verify_draft(resolve_draft(draft))
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        click.echo(json.dumps({**report.to_dict(), "path": str(draft)}))
         raise SystemExit(0 if report.ok else 1)
     for problem in report.problems:
         click.echo(f"  {problem}")

@@ -1,4 +1,4 @@
-"""Options of the data stages that say who does the work: `--engine`, `--ray-address`, `--workers`, what each gets."""
+"""Options of the data stages: who does the work (`--engine`, `--ray-address`, `--workers`), `--template-arg`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def ray_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def template_options(more: str = "") -> Callable[..., Any]:
+    """`--template-arg`, as `template_args`."""
+    return click.option(
+        "--template-arg",
+        "template_args",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"For the chat template, for example enable_thinking=false; repeatable.{more}",
+    )
 
 
 def spread(on_ray: bool, address: str | None, workers: int | None, cpus: float | None, gpus: float | None) -> Any:

@@ -83,11 +83,13 @@ def prove(
     nodes: int | None = None,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
     on_answer: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Decode `prompt_sets` with and without the draft, in float32; the result is plain JSON values (see `measure`).
 
-    A chain of k drafts a round, or with topk or nodes a tree of depth k (see `make_drafter`). Raises Mismatch where
+    A chain of k drafts a round, or with topk or nodes a tree of depth k (see `make_drafter`). template_kwargs: for the
+    chat template. Raises Mismatch where
     draft and target do not belong together, BadInput for prompts that cannot be decoded.
     """
     from eyas.draft.checkpoint import load_draft
@@ -107,6 +109,7 @@ def prove(
         seed=seed,
         batch=batch,
         timed=timed,
+        template_kwargs=template_kwargs,
         on_answer=on_answer,
     )
 
@@ -123,6 +126,7 @@ def measure(
     seed: int = 0,
     batch: int = 24,
     timed: int = 1,
+    template_kwargs: Mapping[str, Any] | None = None,
     on_answer: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """`prove` with models that are loaded already. `on_answer(n)` hears of n further answers, two a prompt.
@@ -137,7 +141,7 @@ def measure(
         )
     refuse_uncroppable(target)
     started = time.perf_counter()
-    cases, left_out = make_cases(target, prompt_sets, max_new_tokens + k)
+    cases, left_out = make_cases(target, prompt_sets, max_new_tokens + k, template_kwargs)
 
     def run(some: Sequence[Case], with_draft: bool) -> Decoded:
         rule: Rule = Sampling(temperature, seed, target.device) if temperature > 0 else Greedy()
@@ -175,13 +179,14 @@ def measure(
         "batch": batch,
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
+        **({"template_kwargs": dict(template_kwargs)} if template_kwargs else {}),
     }
     result["definition"] = DEFINITION
     result["seconds"] = round(time.perf_counter() - started, 2)
     return result
 
 
-def token_ids(target: Target, prompt: Asked) -> list[int]:
+def token_ids(target: Target, prompt: Asked, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
     """A prompt as the target reads it, up to where its answer begins."""
     from eyas.chat import render
 
@@ -193,11 +198,14 @@ def token_ids(target: Target, prompt: Asked) -> list[int]:
     elif prompt and isinstance(prompt[0], int):
         return [int(i) for i in messages]
     tools = prompt.tools if isinstance(prompt, Prompt) else None
-    return render(target.tokenizer, messages, tools, add_generation_prompt=True)
+    return render(target.tokenizer, messages, tools, True, **(template_kwargs or {}))
 
 
 def make_cases(
-    target: Target, prompt_sets: Mapping[str, Sequence[Asked]], room: int
+    target: Target,
+    prompt_sets: Mapping[str, Sequence[Asked]],
+    room: int,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[Case], dict[str, int]]:
     """Token ids of all prompts, and how many of each set leave less than `room` tokens of the target's context.
 
@@ -207,7 +215,7 @@ def make_cases(
     left_out: dict[str, int] = {}
     limit = target.facts.max_position or math.inf
     for name, prompts in prompt_sets.items():
-        texts = [token_ids(target, prompt) for prompt in prompts]
+        texts = [token_ids(target, prompt, template_kwargs) for prompt in prompts]
         fitting = [ids for ids in texts if len(ids) + room <= limit]
         if not fitting:
             raise BadInput(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..artifacts import atomic_save_safetensors, sha256_json
+from ..cache import cache_dir
 from ..errors import BadInput, EyasError
 from ..features.reader import map_safetensors
 from ..machine import choose_precision
@@ -65,7 +66,7 @@ def record(
     key = {"target": source.fingerprint(folder), "template": source.template_fingerprint(folder),
            "taps": list(taps), "prompts": list(prompts), "positions": positions, "dtype": dtype,
            "format": FORMAT}  # fmt: skip
-    file = source.cache_dir(cache) / "recorded" / f"{sha256_json(key)[:32]}.safetensors"
+    file = cache_dir(cache) / "recorded" / f"{sha256_json(key)[:32]}.safetensors"
     if file.is_file():
         with contextlib.suppress(EyasError, KeyError):  # a damaged file is recorded again
             return _named(_read(file, taps, read_facts(folder).num_layers), prompts, kinds)

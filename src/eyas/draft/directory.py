@@ -30,8 +30,9 @@ from .shape import DraftShape
 
 WEIGHTS = "model.safetensors"
 PROBE = "eyas/probe.safetensors"
+CARD = "README.md"
 # All that may lie in a directory for Eyas to replace it.
-OURS = {CONFIG, WEIGHTS, EYAS_JSON, PROBE, "eyas", "manifest.json", "README.md"}
+OURS = {CONFIG, WEIGHTS, EYAS_JSON, PROBE, "eyas", "manifest.json", CARD}
 
 
 def read_draft(path: str | Path, target_dir: str | Path | None = None) -> Reading:

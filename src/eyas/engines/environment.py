@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cache import cache_dir
 from ..errors import BadInput, EyasError
 
 READY = "ready.json"
@@ -29,16 +30,8 @@ SCRIPTS = Path(__file__).with_name("servers")
 _MARK = "REPORT "
 
 
-def cache_root() -> Path:
-    """$EYAS_CACHE, else $XDG_CACHE_HOME/eyas, else ~/.cache/eyas."""
-    named = os.environ.get("EYAS_CACHE")
-    if named:
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "eyas"
-
-
 def engine_folder(engine: str, version: str) -> Path:
-    return cache_root() / "engines" / f"{engine}-{version}"
+    return cache_dir() / "engines" / f"{engine}-{version}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifacts import atomic_write_json, sha256_file, sha256_json, write_manifest
+from ..artifacts import atomic_write, atomic_write_json, sha256_file, sha256_json, write_manifest
 from ..draft.assemble import assemble
 from ..draft.dialects.spellings import CANONICAL, SPELLINGS, Spelling
-from ..draft.directory import PROBE, WEIGHTS, declaration, facts_of, fresh_directory, read_draft
+from ..draft.directory import CARD, PROBE, WEIGHTS, declaration, facts_of, fresh_directory, read_draft
 from ..draft.files import CONFIG, EYAS_JSON
 from ..engines.profiles import ENGINES
 from ..errors import BadInput, EyasError, Mismatch
@@ -102,13 +102,15 @@ def export_draft(
     predicted: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     verify: bool = True,
+    card: Callable[[Mapping[str, Any], Path], str] | None = None,
 ) -> ExportReport:
     """Write the draft of `source` to `out_dir`, with a probe and a manifest, whole or not at all.
 
     to: a name of SPELLINGS; None writes the canonical directory. dtype: `keep`, a name, or `auto` (see above). The
     probe is made of `features` (then the target is needed for its embedding rows) or of the probe that `source`
     carries. verify: read every tensor back and compare it with its source, record digests, replay the probe.
-    `predicted` and `provenance` add to what the source's eyas.json says.
+    card: makes README.md of eyas.json and the folder as written so far (report/card.py); it belongs to no manifest, so
+    that it may be edited. `predicted` and `provenance` add to what the source's eyas.json says.
 
     Raises NotExpressible when `to` or one of `engines` cannot run the draft as declared, BadInput for what is
     unreadable, Mismatch for another target's features, EyasError where the output is not what was to be written.
@@ -150,6 +152,8 @@ def export_draft(
         )  # fmt: skip
         atomic_write_json(out / EYAS_JSON, eyas)
         rows = _write_probe(out, (folder, Path(source) / "export"), features, target_dir, notes, dtype == "keep")
+        if card is not None:
+            atomic_write(out / CARD, card(eyas, out))
         files = [CONFIG, EYAS_JSON] + ([PROBE] if rows else []) + ([WEIGHTS] if verify else [])
         inputs = {"draft": sha256_json({f.name: _identity(f, verify) for f in reading.folder.files})}
         if features is not None:

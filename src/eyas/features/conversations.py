@@ -20,6 +20,7 @@ import torch
 
 from eyas.chat import Encoded, Unusable, common_length, encode_conversation, encode_recorded, shared_prefix
 from eyas.errors import BadInput
+from eyas.rows import is_lines, read_rows, without_nulls
 
 EXPECTED = "expected a JSON object with `messages`, or with `prompt_token_ids` and `response_token_ids`"
 SHAREGPT_ROLES = {
@@ -104,6 +105,21 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except (OSError, EOFError) as error:
         raise BadInput(f"{path}: the conversations cannot be read ({error}); name a JSONL file") from error
+
+
+def table_rows(source: str | Path) -> list[dict[str, Any]]:
+    """Conversations of a Parquet or Arrow file, a folder, a saved dataset or a dataset id. Raises BadInput for a row
+    that is no object, and what `read_rows` raises."""
+    out = []
+    for file, number, row in read_rows(source):
+        try:
+            parsed = parse_line(row.encode()) if isinstance(row, str) else without_nulls(row)
+        except Unusable as error:
+            raise BadInput(f"{file}, line {number}: {error}") from error
+        if not isinstance(parsed, dict):
+            raise BadInput(f"{file}, line {number}: a {type(parsed).__name__}; {EXPECTED}")
+        out.append(parsed)
+    return out
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -191,8 +207,10 @@ def encode_all(
     Raises BadInput when nothing is left.
     """
     out = Collection()
+    if isinstance(conversations, str | Path) and not is_lines(conversations):
+        conversations = table_rows(conversations)
     where = str(conversations) if isinstance(conversations, str | Path) else "conversations"
-    prefix = shared_prefix(tokenizer) if supervise == "all" else None
+    prefix = shared_prefix(tokenizer, **(how.get("template_kwargs") or {})) if supervise == "all" else None
     numbered: Iterable[tuple[int, bytes | Mapping[str, Any]]] = (
         read_lines(conversations) if isinstance(conversations, str | Path) else enumerate(conversations, 1)
     )

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import check_out, is_current, read_manifest, sha256_file, sha256_json, write_manifest
+from eyas.artifacts import check_out, is_current, read_manifest, sha256_json, write_manifest
 from eyas.errors import BadInput, Mismatch
 from eyas.features.conversations import encode_all, load_tokenizer
 from eyas.features.extract import feature_meta
 from eyas.features.reader import FeatureSet
+from eyas.rows import content, is_saved
 from eyas.target.facts import read_facts
 from eyas.target.source import tokenizer_fingerprint
 from eyas.vocab import FILE, SCHEMA, VocabMap
@@ -68,17 +69,18 @@ def make_vocab(
 ) -> VocabReport:
     """Cut a map of `size` ids from `source` and write vocab.safetensors and a manifest into the folder `out`.
 
-    source: a folder of features, a file of conversations (whose answers are counted, with target_dir's tokenizer), or a
-    vocabulary map that keeps its counts (a file or its folder). held_out: a folder of features for a second coverage.
-    skip_bad: pass over malformed conversations, counted in `set_aside`. A finished, unchanged `out` is left as it is.
-    Raises BadInput for a size that does not fit, for conversations without a target and for malformed ones; Mismatch
-    when features or a map belong to another target than `target_dir`, or held-out features to another one than those.
+    source: a folder of features, conversations in a file or a saved dataset (whose answers are counted, with
+    target_dir's tokenizer), or a vocabulary map that keeps its counts (a file or its folder). held_out: a folder of
+    features for a second coverage. skip_bad: pass over malformed conversations, counted in `set_aside`. A finished,
+    unchanged `out` is left as it is. Raises BadInput for a size that does not fit, for conversations without a target
+    and for malformed ones; Mismatch when features or a map belong to another target than `target_dir`, or held-out
+    features to another one than those.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
     check_out(out, STAGE)
     wanted = sorted({int(i) for i in always})
-    talks = source.is_file() and source.suffix != Path(FILE).suffix
+    talks = (source.is_file() and source.suffix != Path(FILE).suffix) or is_saved(source)
     features = None if talks or _is_map(source) else FeatureSet.open(source)
     inputs = _conversation_inputs(source, target_dir) if talks else {"source": _digest(source)}
     held = None if held_out is None else FeatureSet.open(held_out)
@@ -184,12 +186,12 @@ def _conversation_inputs(source: Path, target_dir: str | Path | None) -> dict[st
     if target_dir is None:
         raise BadInput(f"{source}: conversations are counted as their target's tokens; name it with --target")
     meta = feature_meta(Path(target_dir), read_facts(target_dir))
-    return {"source": sha256_file(source), "tokenizer": meta.tokenizer, "template": meta.template}
+    return {"source": str(content(source)), "tokenizer": meta.tokenizer, "template": meta.template}
 
 
 def _check_target(source: Path, features: FeatureSet | None, target_dir: str | Path | None) -> None:
     """Raise Mismatch where ids of `source` are not ids of the target whose special ones are to be in the map."""
-    if target_dir is None or (features is None and source.is_file() and source.suffix != Path(FILE).suffix):
+    if target_dir is None or (features is None and not _is_map(source)):
         return
     if features is not None:
         features.check(tokenizer=tokenizer_fingerprint(target_dir))

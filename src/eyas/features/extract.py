@@ -24,15 +24,18 @@ from eyas.artifacts import (
     sha256_file,
     sha256_json,
 )
+from eyas.console import bar
 from eyas.conventions import Conventions, Known
 from eyas.errors import EyasError, Mismatch
-from eyas.features.conversations import Collection, encode_all, load_tokenizer
+from eyas.features.conversations import Collection, encode_all, load_tokenizer, table_rows
 from eyas.features.filling import Advance, Filler, Filling, Piece, ShardWorker, make_shard
 from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, ShardEntry, read_index, shard_name
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
 from eyas.machine import check_device
+from eyas.regenerate import template_arguments
+from eyas.rows import is_lines
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
@@ -64,13 +67,14 @@ def extract(
 ) -> dict[str, Any]:
     """Write the features of `conversations` to `out_dir` and return the counts of its manifest.
 
-    target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file
-    or rows. taps: default `facts.default_taps`. max_length: tokens; default the target's context. batch_tokens: of one
-    forward pass, padding included. supervise: `answers`, or `all` (conversations.encode_all). recorded: a folder of
-    states that `regenerate` recorded; what is found there is copied instead of computed, equal within
-    features/recorded.TOLERANCE. engine: what computes the states instead of the target in this process (states.py);
-    dtype is then its own, device that of the head. spread: has the shards made by workers, which see the same folders.
-    progress: None shows a bar on a terminal only.
+    target: a loaded Target, or its folder (then it is loaded only if a shard is missing). conversations: a JSONL file,
+    another source of rows (rows.py), or rows. taps: default `facts.default_taps`. max_length: tokens; default the
+    target's context. batch_tokens: of one forward pass, padding included. supervise: `answers`, or `all`
+    (conversations.encode_all). recorded: a folder of states that `regenerate` recorded; what is found there is copied
+    instead of computed, equal within features/recorded.TOLERANCE. engine: what computes the states instead of the
+    target in this process (states.py); dtype is then its own, device that of the head. template_kwargs: for the chat
+    template; None: what `regenerate` wrote beside the file, if it did. spread: has the shards made by workers, which
+    see the same folders. progress: None shows a bar on a terminal only.
     Finished, unchanged features are kept as they are; features of another target or other taps are refused unless
     `replace`.
     Raises BadInput (conversations), Mismatch (out_dir), EyasError (disk full, target).
@@ -88,6 +92,8 @@ def extract(
         max_length = min(max_length or facts.max_position, facts.max_position - engine.spare)
     if isinstance(target, Target):
         dtype = str(next(target.decoder.parameters()).dtype).removeprefix("torch.")
+    if isinstance(conversations, str | Path):
+        template_kwargs = template_arguments(Path(conversations), template_kwargs)
     config: dict[str, Any] = {
         "taps": list(meta.taps), "max_length": max_length, "batch_tokens": batch_tokens, "shard_bytes": shard_bytes,
         "skip_bad": skip_bad, "limit": limit, "dtype": dtype, "template_kwargs": dict(template_kwargs or {}),
@@ -98,6 +104,8 @@ def extract(
         config["engine"] = engine.told()
     if not isinstance(conversations, str | Path):
         conversations = list(conversations)
+    elif not is_lines(conversations):
+        conversations = table_rows(conversations)
     told = sha256_file(conversations) if isinstance(conversations, str | Path) else sha256_json(conversations)
     inputs = {"conversations": told, "target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template}
     if not replace:
@@ -181,8 +189,6 @@ def write_features(
     is the share of supervised tokens that are the target's own first choice: 1 for its own greedy answers, about a half
     for text that others wrote, and a few percent where states and tokens do not belong together.
     """
-    from tqdm import tqdm
-
     documents = collection.documents
     writer = ShardWriter(out, meta)
     remove_leftovers(out)
@@ -193,19 +199,12 @@ def write_features(
     sizes = [sum(len(documents[i]) for i in part) for part in plan]
     _check_room(out, sum(n for n, k in zip(sizes, kept, strict=True) if not k) * meta.bytes_per_token())
     counts = {**collection.counts(), "shards": len(plan), "bytes": sum(sizes) * meta.bytes_per_token()}
-    bar = tqdm(
-        total=sum(sizes),
-        unit="tok",
-        unit_scale=True,
-        desc="extract",
-        disable=None if progress is None else not progress,
-    )
-    with bar:
-        bar.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
+    with bar(total=sum(sizes), unit="tok", unit_scale=True, desc="extract", show=progress is not False) as shown:
+        shown.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
         pieces = [Piece(k, [documents[i] for i in part], digests[k]) for k, part in enumerate(plan) if not kept[k]]
         if pieces:
             writer.begin()
-        for entry in make(pieces, bar.update) if pieces else ():
+        for entry in make(pieces, shown.update) if pieces else ():
             writer.add(entry)
     recorded = writer.recorded(len(plan))
     if recorded is not None:

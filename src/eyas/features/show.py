@@ -8,22 +8,13 @@ Exercise it:  pytest tests/test_features_show.py
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from eyas.features.conversations import Document
 
 ON, FAINT, OFF = "\x1b[30;42m", "\x1b[2m", "\x1b[0m"
 OPEN, CLOSE = "⟦", "⟧"
 NEWLINE = "↵"
-
-
-def wants_color(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Colour on a terminal; never with a non-empty NO_COLOR (no-color.org), always with a non-empty FORCE_COLOR."""
-    if environment.get("NO_COLOR"):
-        return False
-    return bool(environment.get("FORCE_COLOR")) or (stream.isatty() and environment.get("TERM") != "dumb")
 
 
 def legend(color: bool) -> str:

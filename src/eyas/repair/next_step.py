@@ -1,7 +1,7 @@
 """What to type after a diagnosis: one command.
 
-    next_step(diagnose("draft", target=folder), target="TARGET")        the last lines of `eyas doctor`
-    pytest tests/test_doctor_diagnosis.py tests/test_doctor_cli.py
+next_step(diagnose("draft", target=folder), target="TARGET")        the last lines of `eyas doctor`
+pytest tests/test_doctor_diagnosis.py tests/test_doctor_cli.py
 """
 
 from __future__ import annotations

@@ -51,10 +51,11 @@ def summarise(records: Mapping[str, StageRecord], proof: Mapping[str, Any], conf
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The table of accept lengths and the story, on stdout."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from eyas.console import console as console_for
+
+    console = console_for(markup=True)
     k = summary["draft_tokens"]
     title = f"accept length τ: tokens emitted per target forward, {k} drafted"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))

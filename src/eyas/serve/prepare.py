@@ -20,8 +20,9 @@ from typing import Any
 
 from .._version import __version__
 from ..artifacts import atomic_dir, atomic_write_json, remove_leftovers, sha256_file, sha256_json
+from ..cache import cache_dir
 from ..draft.headers import read_header
-from ..engines.environment import cache_root, read_json, required
+from ..engines.environment import read_json, required
 from ..errors import BadInput, EyasError
 from .command import Inputs
 from .explain import explained
@@ -180,7 +181,7 @@ def identity(draft: Path) -> list[Any]:
 
 
 def _place(engine: str, kind: str, stem: str, of: dict[str, Any]) -> Path:
-    return cache_root() / "serve" / engine / kind / f"{stem[:60]}-{sha256_json(of)[:16]}"
+    return cache_dir() / "serve" / engine / kind / f"{stem[:60]}-{sha256_json(of)[:16]}"
 
 
 # ---------------------------------------------------------------- making

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..engines.environment import cache_root
+from ..cache import cache_dir
 from ..errors import BadInput, EyasError
 from .explain import explained, tail
 from .guard import descendants
@@ -118,7 +118,7 @@ def _begin(log: Path) -> None:
 
 def default_log(engine: str) -> Path:
     """A new file in the cache; only the newest fifty are kept there."""
-    folder = cache_root() / "serve" / "logs"
+    folder = cache_dir() / "serve" / "logs"
     old = sorted(folder.glob("*.log")) if folder.is_dir() else []
     for path in old[: max(0, len(old) - KEPT_LOGS + 1)]:
         path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import datetime
 import email.utils
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,14 @@ class _Refused(Exception):
 class Server:
     """Asks an OpenAI-compatible server. `answer_all` is what regenerate uses."""
 
-    def __init__(self, options: ServerOptions, *, max_new_tokens: int, temperature: float):
+    def __init__(
+        self, options: ServerOptions, *, max_new_tokens: int, temperature: float,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.options = options
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
+        self.template_kwargs = dict(template_kwargs or {})
         self.retries = 0
         self._token_ids = True  # ask for them until the server says that it does not know the field
         self._answered = 0
@@ -146,6 +150,8 @@ class Server:
         }
         if dialogue.seed is not None:
             body["seed"] = dialogue.seed & 0x7FFFFFFF  # some servers hold it in 32 bits
+        if self.template_kwargs:  # as vLLM, SGLang and llama.cpp call them
+            body["chat_template_kwargs"] = self.template_kwargs
         if dialogue.prompt.tools:
             body["tools"] = dialogue.prompt.tools
         if self._token_ids:

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eyas.artifacts import sha256_json
+from eyas.cache import cache_dir
 from eyas.errors import BadInput, EyasError
+from eyas.hub import download, split
 from eyas.target.facts import TargetFacts, read_facts, read_json
 from eyas.target.weights import HEAD, SINGLE, _load_bin, end_names, missing_files, read_header, tensor_files
 
@@ -26,11 +28,6 @@ NOT_NEEDED = ("*.onnx*", "*.h5", "*.msgpack", "*.tflite", "*.gguf", "*.pth", "or
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")  # all but weights
 VOCABULARIES = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt", "tiktoken.model")
 SAMPLE = 2048  # bytes read at the start, the middle and the end of a tensor for its fingerprint
-
-
-def cache_dir(cache: Path | None = None) -> Path:
-    """Where converted targets are kept: `cache`, else $EYAS_CACHE, else ~/.cache/eyas."""
-    return cache or Path(os.environ.get("EYAS_CACHE") or Path.home() / ".cache" / "eyas")
 
 
 def resolve_target(
@@ -92,46 +89,21 @@ def _converted(gguf: Path, cache: Path | None) -> Path:
 
 
 def _from_hub(spec: str, part: str) -> Path:
-    name, _, revision = spec.partition("@")
+    name, _ = split(spec)
     if name.count("/") > 1 or name.startswith(("/", ".", "~")) or name.endswith("/"):
         raise BadInput(
             f"no folder or file {spec!r}; a target is a model folder, a .gguf file, a hub id or '{DEFAULT}'; check "
             "the path"
         )
-    from huggingface_hub import constants, errors, snapshot_download
 
-    def download(skip: tuple[str, ...] = (), only: list[str] | None = None) -> Path:
-        return Path(
-            snapshot_download(
-                name, revision=revision or None, ignore_patterns=[*NOT_NEEDED, *skip], allow_patterns=only
-            )
-        )
+    def fetch(skip: tuple[str, ...] = (), only: list[str] | None = None) -> Path:
+        return download(spec, only=only, skip=[*NOT_NEEDED, *skip])
 
-    try:
-        folder = _download_ends(download) if part == "ends" else None
-        if folder is None:
-            folder = download(("*.bin",))
-            if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
-                folder = download()
-    except errors.HFValidationError as error:
-        raise BadInput(
-            f"{spec!r} is neither a folder, a .gguf file, nor a hub id: {error}; check the spelling"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise EyasError(f"{name} is gated: accept its licence on its hub page and run `hf auth login`") from error
-    except errors.RevisionNotFoundError as error:
-        raise BadInput(f"{name} has no revision {revision!r}; check the name after the @") from error
-    except errors.RepositoryNotFoundError as error:
-        raise BadInput(
-            f"{name!r} is not a folder, and the hub has no such model (private? `hf auth login`); check the spelling"
-        ) from error
-    except (errors.EntryNotFoundError, OSError) as error:
-        if constants.HF_HUB_OFFLINE:
-            raise EyasError(
-                f"{name!r} is not a folder here and not in the hub cache ({constants.HF_HUB_CACHE}), and "
-                f"HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE, or name a local folder"
-            ) from error
-        raise EyasError(f"{name} cannot be downloaded ({error}); check the network, or name a local folder") from error
+    folder = _download_ends(fetch) if part == "ends" else None
+    if folder is None:
+        folder = fetch(("*.bin",))
+        if not any(folder.glob("*.safetensors")):  # an old repository, pickled only
+            folder = fetch()
     if not (folder / "config.json").is_file():
         raise BadInput(f"{name} on the hub has no config.json; download its GGUF file and name that")
     return folder

@@ -21,22 +21,25 @@ from ..conventions import Known
 from ..draft.checkpoint import load_draft
 from ..draft.directory import check_replaceable
 from ..draft.model import Draft
+from ..draft.source import resolve_draft
 from ..errors import BadInput, Mismatch
 from ..features.reader import FeatureSet
 from ..target.facts import TargetFacts, read_facts
 from ..target.weights import Ends, load_ends
 from ..vocab import VocabMap
 from . import checkpoints
-from .record import BOARD, METRICS
+from .record import METRICS
 from .settings import TrainSettings
 from .start import embedding_for, initialise, new_draft
+from .trackers import BOARD, NAMED
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock"}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock"}
 TEMPORARY = ".eyas-tmp-"
-# What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
-INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
+# What only decides how often to save, who is told, where the draft was found or how the work is laid out makes it no
+# other run.
+INDIFFERENT = {"save_every", "keep", "track", "init_from", "parallel", "recompute"}
 # Settings that describe a new draft. A draft that is gone on from has them already.
 OF_A_NEW_DRAFT = ("hidden_size", "num_layers", "intermediate_size", "qk_norm", "norm_before_fc", "fc_norm",
                   "norm_output", "norm_before_residual")  # fmt: skip
@@ -153,7 +156,7 @@ def check_trainable(draft: Draft, name: str) -> None:
 
 def _given_draft(settings: TrainSettings, target_dir: Path, vocab_map: VocabMap | None) -> tuple[Draft, VocabMap]:
     source = str(settings.init_from)
-    draft, own_map, _ = load_draft(source, target_dir, dtype=torch.float32)
+    draft, own_map, _ = load_draft(resolve_draft(source), target_dir, dtype=torch.float32)
     draft = _changed(draft, settings.change, source).train()
     check_trainable(draft, source)
     if vocab_map is not None and vocab_map.digest() != own_map.digest():

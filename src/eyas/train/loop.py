@@ -36,6 +36,7 @@ from .objective import Objective, StepSums
 from .ranks import ALONE, Ranks, connected, gathered, joining, sharded, spread, whole
 from .record import METRICS, Recorder
 from .settings import TrainSettings
+from .trackers import check_trackers
 
 REMEDY = (
     "give --set recompute=true, with which the same run goes on and keeps less; or begin anew in another --out, with a "
@@ -64,6 +65,7 @@ def train(
     EyasError for a gradient that is not finite, for a full disk, and where processes see different folders.
     """
     settings, out = settings or TrainSettings(), Path(out_dir)
+    check_trackers(settings.track)
     with connected(device) as ranks, contextlib.ExitStack() as held:
         where = check_device(ranks.device(device))
         settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
@@ -100,8 +102,9 @@ def _train(
         draft, given.vocab_map, out / DRAFT, facts=given.facts,
         fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template, "ends": meta.ends},
         predicted=counts.get("predicted"),
-        provenance={"inputs": inputs, "settings": settings.model_dump(), "seed": seed, "steps": run.step,
-                    "tokens_seen": run.tokens, "supervised_rows_seen": run.rows},
+        provenance={"inputs": inputs, "settings": settings.model_dump(exclude={"track"}), "seed": seed,
+                    "steps": run.step, "tokens_seen": run.tokens, "supervised_rows_seen": run.rows,
+                    "data": _data(features, given.vocab_map)},
     )  # fmt: skip
     files = [METRICS] + [f"{DRAFT}/{p.name}" for p in sorted((out / DRAFT).iterdir()) if p.is_file()]
     write_manifest(
@@ -191,8 +194,9 @@ class Run:
         for _ in range(self.step):  # the plan costs nothing: it touches lengths only
             next(plan)
         predicted = self._evaluate() if self.step >= self.total else None
+        told = {**s.model_dump(mode="json", exclude={"track"}), "seed": self.seed, "total_steps": self.total}
         with Recorder(
-            out if self.ranks.first else None, self.step, self.total, progress and self.ranks.first
+            out if self.ranks.first else None, self.step, self.total, progress and self.ranks.first, s.track, told
         ) as recorder:
             if self.step:
                 recorder.say(f"going on from step {self.step}")
@@ -325,6 +329,16 @@ class Run:
                 self.draft, given.held_out, given.vocab_map, s.eval_draft_tokens, batch_tokens=s.micro_tokens,
                 ranks=self.ranks,
             )  # fmt: skip
+
+
+def _data(features: FeatureSet, vocab_map: VocabMap) -> dict[str, Any]:
+    """What there was to learn from, and how much of what the map was counted on it can say; None where not known."""
+    counts = vocab_map.counts
+    return {
+        "documents": features.num_docs, "tokens": features.num_tokens,
+        "supervised_tokens": features.supervised_tokens,
+        "coverage": None if counts is None or not int(counts.sum()) else vocab_map.coverage(counts),
+    }  # fmt: skip
 
 
 def _rounded(values: torch.Tensor) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a run tells while it works: `metrics.jsonl`, TensorBoard, and the bar on stderr.
+"""What a run tells while it works: `metrics.jsonl`, trackers (TensorBoard and others), and the bar on stderr.
 
 A record is one step: loss, accuracy and chain accuracy per unrolled step, gradient norm, tokens and rows seen, seconds.
     Exercise it:  pytest tests/test_train_loop.py
@@ -6,40 +6,39 @@ A record is one step: loss, accuracy and chain accuracy per unrolled step, gradi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from .. import console
 from ..artifacts import atomic_write, canonical_json, disk_errors
+from .trackers import Trackers
 
 METRICS = "metrics.jsonl"
-BOARD = "tensorboard"
 
 
 class Recorder:
     """Goes on from `step` in the files of `out`: lines of later steps, which will be done again, are dropped.
 
-    Writes nothing where `out` is None.
+    Writes nothing where `out` is None. track: names of trackers, who hear what the run is (`told`).
+    Raises EyasError where one of them cannot be opened.
     """
 
-    def __init__(self, out: Path | None, step: int, total: int, show: bool) -> None:
+    def __init__(
+        self, out: Path | None, step: int, total: int, show: bool, track: Sequence[str] = (),
+        told: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.path = out / METRICS if out else Path(os.devnull)
         self.kept = out is not None
         cut_metrics(self.path, step)
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.log = self.path.open("a", encoding="utf-8", buffering=1)  # a line at a time, for `tail -f`
-        self.board = _tensorboard(out / BOARD, step) if out else None
-        # disable=None: a bar on a terminal only.
-        self.bar = tqdm(
-            total=total, initial=step, desc="train", unit="step", dynamic_ncols=True, disable=None if show else True
-        )
+        self.trackers = Trackers(track, out, step, told or {}, self.warn)
+        self.bar = console.bar(total=total, initial=step, desc="train", unit="step", dynamic_ncols=True, show=show)
         self.accept_length: float | None = None
         self._tokens, self._began = 0, time.monotonic()
 
@@ -49,14 +48,18 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
         self.log.close()
-        if self.board is not None:
-            with contextlib.suppress(OSError):
-                self.board.close()
+        self.trackers.close()
 
     def say(self, text: str) -> None:
         """A line above the bar; nothing where there is no bar."""
         if not self.bar.disable:
             self.bar.write(f"eyas: {text}")
+
+    def warn(self, text: str) -> None:
+        """A line on stderr, above the bar where there is one."""
+        self.bar.clear()
+        console.say(f"eyas: {text}")
+        self.bar.refresh()
 
     def evaluating(self) -> None:
         """Say that the bar stands still because held-out features are being measured."""
@@ -76,7 +79,7 @@ class Recorder:
         self.bar.set_description("train", refresh=False)
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
-        self._scalars(record)
+        self.trackers.log(record["step"], scalars(record))
 
     def flush(self) -> None:
         """All records so far are on the disk: called before a checkpoint that says that they are."""
@@ -84,19 +87,15 @@ class Recorder:
             with disk_errors(self.path):
                 os.fsync(self.log.fileno())
 
-    def _scalars(self, record: Mapping[str, Any]) -> None:
-        if self.board is None:
-            return
-        try:
-            for name in ("loss", "accuracy", "chain_accuracy"):
-                for k, value in enumerate(record[name]):
-                    self.board.add_scalar(f"{name}/{k}", value, record["step"])
-            self.board.add_scalar("gradient_norm", record["gradient_norm"], record["step"])
-            if "predicted" in record:
-                value = record["predicted"]["accept_length"]
-                self.board.add_scalar("accept_length/predicted", value, record["step"])
-        except OSError:  # the same numbers are in metrics.jsonl, whose errors are told
-            self.board = None
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """A record as flat names and numbers: `loss/0`, ..., `gradient_norm`, `accept_length/predicted`."""
+    out = {f"{name}/{k}": value for name in ("loss", "accuracy", "chain_accuracy") for k, value in
+           enumerate(record[name])}  # fmt: skip
+    out["gradient_norm"] = record["gradient_norm"]
+    if "predicted" in record:
+        out["accept_length/predicted"] = record["predicted"]["accept_length"]
+    return out
 
 
 def cut_metrics(path: Path, step: int) -> None:
@@ -111,13 +110,3 @@ def cut_metrics(path: Path, step: int) -> None:
         except (ValueError, KeyError, TypeError):
             continue
     atomic_write(path, "".join(line + "\n" for line in kept))
-
-
-def _tensorboard(folder: Path, step: int) -> Any:
-    """A SummaryWriter, or None where tensorboard is not installed or cannot write."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder), purge_step=step + 1)
-    except (ImportError, OSError):
-        return None

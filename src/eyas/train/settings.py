@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class TrainSettings(BaseModel):
@@ -89,6 +89,15 @@ class TrainSettings(BaseModel):
     """Optimizer steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints kept."""
+    track: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    """Where metrics go beside metrics.jsonl; the last two are packages of their own. `[]`: nowhere."""
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        """`wandb,trackio` is a list, too; a name given twice counts once."""
+        names = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names
 
     @model_validator(mode="after")
     def _coherent(self) -> TrainSettings:

@@ -24,8 +24,8 @@ def _named_vllm(build: Build) -> None:
         (folder / name).write_text(text)
 
 
-# Three builds of the kernels lie beside each other (AVX2, AVX-512, AVX-512 with bfloat16), and only vLLM's platform knows
-# which one this CPU can run: vllm._C itself stops older ones with an illegal instruction.
+# Three builds of the kernels lie beside each other (AVX2, AVX-512, AVX-512 with bfloat16), and only vLLM's platform
+# knows which one this CPU can run: importing vllm._C ends with an illegal instruction on older ones.
 CHECK = """
 import torch, vllm
 from vllm.platforms import current_platform
