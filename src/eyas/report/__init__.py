@@ -1,1 +1,4 @@
-"""Results for people: tables and sentences. Nothing here computes; numbers come from the summary of a run."""
+"""Reports: text for a terminal, pages for a browser. Nothing here measures anything."""
+
+REPORTS = ("report.html", "comparison.html")
+"""What `eyas report` writes into the folder that it is about."""

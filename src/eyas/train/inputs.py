@@ -23,6 +23,7 @@ from ..draft.directory import check_replaceable
 from ..draft.model import Draft
 from ..errors import BadInput, Mismatch
 from ..features.reader import FeatureSet
+from ..report import REPORTS
 from ..target.facts import TargetFacts, read_facts
 from ..target.weights import Ends, load_ends
 from ..vocab import VocabMap
@@ -33,7 +34,7 @@ from .start import embedding_for, initialise, new_draft
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock"}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock", *REPORTS}
 TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
 INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
