@@ -17,6 +17,7 @@ from typing import Any
 from eyas.artifacts import MANIFEST, read_manifest
 from eyas.errors import BadInput, EyasError
 from eyas.report.run_curve import read_training
+from eyas.report.summary import story
 
 ORDER = ("target", "ask", "prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove")
 OPTIONAL = ("ask", "regenerate")
@@ -107,6 +108,7 @@ def _run(folder: Path, tokenizer: Any) -> dict[str, Any]:
         "kind": "run",
         "state": "working" if working else "finished" if finished else "stopped",
         "target": target_of(folder),
+        "story": _story(summary),
         "seconds": round(sum(row["seconds"] or 0 for row in stages), 1),
         "peak_memory_gib": max(peaks, default=None),
         "stages": stages,
@@ -176,7 +178,7 @@ def _training_alone(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "folder": str(folder), "name": folder.resolve().name, "kind": "train",
-        "state": "finished" if state == "done" else state, "target": None,
+        "state": "finished" if state == "done" else state, "target": None, "story": [],
         "seconds": manifest.get("duration_s"), "peak_memory_gib": None, "stages": [row], "training": training,
         "proof": None, "samples": [], "vocabulary": None, "conversations": None, "settings": settings,
         "inputs": {"train": dict(mapping(manifest.get("inputs")) or mapping(identity.get("inputs")))},
@@ -185,6 +187,14 @@ def _training_alone(folder: Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def _story(summary: Mapping[str, Any]) -> list[str]:
+    """The run in sentences, where it is finished."""
+    try:
+        return story(summary).split("\n") if summary else []
+    except (KeyError, TypeError):  # a summary of another version; its numbers are in the page anyway
+        return []
 
 
 def at_work(folder: Path) -> bool:

@@ -1,0 +1,325 @@
+"""The page of a run, or of two side by side: one HTML file that needs nothing else and says what is not there yet.
+
+eyas report runs/demo          pytest tests/test_report_run.py
+
+Nothing is computed here (run_read.py reads, run_compare.py compares). Every name, prompt and token is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas._version import __version__
+from eyas.report import run_plots
+from eyas.report.diagnosis_text import TAU, fixed, mapping, number, percent, span, whole, words
+from eyas.report.interactive import css, data, scripts
+from eyas.report.page import Raw, e, page, section, table
+from eyas.report.plots import small_bar
+from eyas.report.run_marks import CSS, conversations, samples, visible
+from eyas.stages import describe
+
+Run = Mapping[str, Any]
+STATES = {"finished": "finished", "working": "at work", "stopped": "stopped"}
+SAID = {"done": "done", "working": "at work", "stopped": "stopped", "not yet": "not yet", "left out": "not asked for"}
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """The whole page. report: {runs: one or two of `read_run`, differences: of `compare` or None}."""
+    runs, differences = report["runs"], report["differences"]
+    plots = {name: getattr(run_plots, name)(runs) for name in ("acceptance", "loss", "predicted", "coverage")}
+    shown = {name: made[1] for name, made in plots.items() if made}
+    parts = (
+        ("results", "Results", _results(runs, differences), ""),
+        ("accept-length", "Accept length τ", _pair(_sets(runs), shown.get("acceptance")), _missing(runs, "proof")),
+        ("training", "Training", _training(runs, shown), _missing(runs, "training")),
+        ("vocabulary", "Draft vocabulary", _vocabulary(runs, shown.get("coverage")), _missing(runs, "vocabulary")),
+        ("masks", "What is learnt from", _each(runs, "conversations", conversations), _missing(runs, "conversations")),
+        ("rounds", "Rounds of a few answers", _each(runs, "samples", samples), _missing(runs, "samples")),
+        ("stages", "Stages and their cost", _stages(runs), ""),
+        ("differences", "Differences", _differences(runs, differences), ""),
+        ("provenance", "Where it comes from", _provenance(runs), ""),
+    )
+    chosen = [part for part in parts if part[0] != "differences" or differences is not None]
+    links = "".join(f'<li><a href="#{name}">{e(title)}</a></li>' for name, title, *_ in chosen)
+    body = f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav>' + "".join(section(*part) for part in chosen)
+    named = " and ".join(words(run["name"]) for run in runs)
+    noscript = "<noscript><p>The plots need JavaScript; their numbers are in the tables below each.</p></noscript>"
+    return page(
+        f"Eyas: {named}", _head(runs), noscript + body + data([made[0] for made in plots.values() if made]),
+        f"Made by Eyas {e(__version__)} from what the run wrote. Nothing in this file asks a network.",
+        css() + CSS, scripts() if shown else (),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- head and results
+
+
+def _head(runs: Sequence[Run]) -> str:
+    names = " · ".join(f"{run_plots.letter(runs, i)}{words(run['name'])}" for i, run in enumerate(runs))
+    cards = []
+    for i, run in enumerate(runs):
+        tone, said = _verdict(run)
+        story = "".join(f"<p>{e(line)}</p>" for line in run.get("story") or ())
+        gaps = "".join(f"<li>{e(text)}</li>" for text in _gaps(run))
+        cards.append(
+            f'<div><p class="verdict {tone}">{e(run_plots.letter(runs, i) + said)}</p>{story}'
+            + (f'<p>Not there yet, or not known:</p><ul class="gaps">{gaps}</ul>' if gaps else "")
+            + "</div>"
+        )
+    return f"<h1>eyas report · {e(names)}</h1>" + (f'<div class="pair">{"".join(cards)}</div>' if len(runs) > 1 else cards[0])
+
+
+def _gaps(run: Run) -> list[str]:
+    return list(dict.fromkeys(run["missing"].values()))
+
+
+def _verdict(run: Run) -> tuple[str, str]:
+    """A tone and the first thing to know."""
+    proof = run["proof"] or {}
+    if proof.get("lossless") is False:
+        return "faulty", "Not lossless: decoding with this draft changes the text"
+    if number(proof.get("tau_mean")) is not None and run["state"] == "finished":
+        return "", f"Accept length {fixed(proof['tau_mean'])}"
+    where = next((row["name"] for row in run["stages"] if row["state"] in ("working", "stopped")), None)
+    if run["state"] == "finished":
+        return "", "Trained"
+    if where is None:
+        where = next((row["name"] for row in run["stages"] if row["state"] == "not yet"), "")
+        return "undecided", f"{STATES[run['state']].capitalize()} before {where}"
+    return "undecided", f"{STATES[run['state']].capitalize()} in {where}{_progress(run, where)}"
+
+
+def _progress(run: Run, where: str) -> str:
+    training = run["training"]
+    if where != "train" or not training:
+        return ""
+    if number(training["planned_steps"]):
+        return f", step {whole(training['steps'])} of {whole(training['planned_steps'])}"
+    if number(training["planned_tokens"]):
+        return f", {percent(training['tokens_seen'] / max(training['planned_tokens'], 1), 0)} of its tokens seen"
+    return f", step {whole(training['steps'])}"
+
+
+def _numbers(run: Run) -> list[tuple[str, str, Any, str, int]]:
+    """(label, meaning, value, form, digits) of all results, None where one is not known. form: fixed, percent, whole."""
+    proof, training, vocabulary = (mapping(run[name]) for name in ("proof", "training", "vocabulary"))
+    expected = mapping((training.get("predicted") or [{}])[-1])
+    counts = {row["name"]: row["counts"] for row in run["stages"]}
+    reach = span([proof.get("tau_mean_low"), proof.get("tau_mean_high")], 2)
+    compared = proof.get("compared")
+    minutes = run["seconds"] / 60 if number(run["seconds"]) is not None else None
+    return [
+        ("accept length τ", f"mean of prompt sets, 95 %: {reach}" if reach else "measured", proof.get("tau_mean"), "fixed", 3),
+        ("predicted τ", "by training, on held-out answers", expected.get("accept_length"), "fixed", 3),
+        ("speed-up", "decoding, one answer at a time", proof.get("speedup"), "fixed", 3),
+        ("equal answers", f"of {whole(compared)}, token for token" if compared else "token for token",
+         proof.get("identical"), "whole", 0),
+        ("coverage", "of held-out answers by the draft vocabulary", vocabulary.get("held_out_coverage"), "percent", 1),
+        ("supervised tokens", "that features were made for", mapping(counts.get("extract")).get("supervised_tokens"), "whole", 0),
+        ("tokens seen", "in training, prompts included", training.get("tokens_seen"), "whole", 0),
+        ("tokens a second", "in training", training.get("tokens_per_s"), "whole", 0),
+        ("minutes", "of all stages", minutes, "fixed", 1),
+        ("memory, GiB", "at most, of all stages", run["peak_memory_gib"], "fixed", 1),
+    ]  # fmt: skip
+
+
+def _form(value: Any, form: str, digits: int, sign: bool = False) -> str:
+    x = number(value)
+    if x is None:
+        return "not known"
+    if form == "percent":
+        return fixed(100 * x, digits, sign) + (" %" if not sign else " points")
+    if form == "whole":
+        return ("+" if sign and x > 0 else "") + whole(x)
+    return fixed(x, digits, sign)
+
+
+def _results(runs: Sequence[Run], differences: Mapping[str, Any] | None) -> str:
+    if differences is None:
+        cards = "".join(
+            f'<div class="card tile">{e(label)}<data value="{number(value)!r}">{e(_form(value, form, digits))}</data>'
+            f'<span class="quiet">{e(meaning)}</span></div>'
+            for label, meaning, value, form, digits in _numbers(runs[0])
+            if number(value) is not None
+        )
+        return f'<p class="quiet">{e(TAU)}</p><div class="tiles">{cards}</div>'
+    body = []
+    for (label, meaning, a, form, digits), (_, other, b, *_) in zip(*map(_numbers, runs), strict=True):
+        x, y = number(a), number(b)
+        delta = "–" if x is None or y is None else _form(y - x, form, digits, sign=True)
+        said = meaning if meaning == other else f"A {meaning}; B {other}"
+        body.append([label, _form(a, form, digits), _form(b, form, digits), delta, said])
+    made = table(["result", "A", "B", "B − A", "what"], body, "Results of both runs", (1, 2, 3), (4,), stack=True)
+    return f"{_comparable(differences)}{made}"
+
+
+def _comparable(differences: Mapping[str, Any]) -> str:
+    proofs = differences["proofs"]
+    if proofs["comparable"]:
+        return "<p>Both were proved with the same target on the same prompts in the same way: their τ can be compared.</p>"
+    if proofs["comparable"] is None:
+        return '<p class="word undecided">One of them has no proof, so there are no two accept lengths to compare.</p>'
+    because = "".join(f"<li>{e(text)}</li>" for text in proofs["because"])
+    return f'<p class="undecided"><strong>Their τ cannot be compared: they were proved differently.</strong></p><ul>{because}</ul>'
+
+
+def _sets(runs: Sequence[Run]) -> str:
+    rows, k = [], 0
+    for i, run in enumerate(runs):
+        proof = run["proof"]
+        if not proof:
+            continue
+        for name, row in proof["tau"].items():
+            rates = row["unconditional"]
+            k = max(k, len(rates))
+            rows.append([run_plots.letter(runs, i) + words(name), fixed(row["tau"]), span([row["low"], row["high"]], 2),
+                         whole(row["prompts"]), whole(row["rounds"]), *(fixed(_per(x), 1) for x in rates)])  # fmt: skip
+        mean = span([proof["tau_mean_low"], proof["tau_mean_high"]], 2)
+        rates = proof["per_position"]["unconditional"]
+        total = whole(sum(row["prompts"] for row in proof["tau"].values()))
+        rows.append([f"{run_plots.letter(runs, i)}mean of sets", fixed(proof["tau_mean"]), mean, total,
+                     whole(proof["rounds"]), *(fixed(_per(x), 1) for x in rates)])  # fmt: skip
+        k = max(k, len(rates))
+    if not rows:
+        return ""
+    rows = [[*row, *["–"] * (5 + k - len(row))] for row in rows]
+    heads = ["prompts", "τ", "95 %", "answers", "rounds", *(f"≥{j} %" for j in range(1, k + 1))]
+    caption = "Accept length by prompt set; ≥j: share of rounds whose first j drafted tokens were accepted"
+    text = "".join(f"<p>{e(run_plots.letter(runs, i) + _lossless(run['proof']))}</p>" for i, run in enumerate(runs) if run["proof"])
+    return f"<div>{table(heads, rows, caption, range(1, 5 + k))}{text}</div>"
+
+
+def _per(value: Any) -> float | None:
+    x = number(value)
+    return None if x is None else 100 * x
+
+
+def _lossless(proof: Mapping[str, Any]) -> str:
+    if proof.get("lossless") is None:
+        return "Decoding was sampled, so answers cannot be compared token for token."
+    near, wrong = len(proof.get("near_ties") or ()), len(proof.get("differences") or ())
+    said = f"{proof['identical']} of {proof['compared']} answers are token for token those of plain decoding"
+    said += f"; {near} first differ at a near-tie of two logits" if near else ""
+    return said + (f"; {wrong} DIFFER." if wrong else ".")
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _pair(*parts: str | None) -> str:
+    filled = [part for part in parts if part]
+    return f'<div class="pair">{"".join(filled)}</div>' if filled else ""
+
+
+def _training(runs: Sequence[Run], shown: Mapping[str, str]) -> str:
+    plots = _pair(shown.get("loss"), shown.get("predicted"))
+    notes = "".join(
+        f'<p class="undecided">{e(run_plots.letter(runs, i) + run["missing"]["training"])}</p>'
+        for i, run in enumerate(runs)
+        if run["training"] and "training" in run["missing"]
+    )
+    return notes + plots if plots else ""
+
+
+def _vocabulary(runs: Sequence[Run], plot: str | None) -> str:
+    tables = []
+    for i, run in enumerate(runs):
+        vocabulary = run["vocabulary"]
+        if not vocabulary:
+            continue
+        before = run_plots.letter(runs, i)
+        said = (
+            f"<p>{e(before)}{whole(vocabulary['ids'])} of the target's {whole(vocabulary['target_ids'])} ids; they cover "
+            f"{percent(vocabulary['coverage'], 2)} of the answers that they were counted in and "
+            f"{percent(vocabulary['held_out_coverage'], 2)} of held-out ones.</p>"
+        )
+        rows = [[whole(m["id"]), Raw(f"<code>{visible(m['text'])}</code>") if m["text"] else "–", whole(m["count"])]
+                for m in vocabulary["missed"]]  # fmt: skip
+        caption = f"{before}Most frequent held-out tokens that the draft cannot say"
+        tables.append(said + (table(["id", "text", "times"], rows, caption, (0, 2)) if rows else ""))
+    return _pair(plot, f"<div>{''.join(tables)}</div>" if tables else None)
+
+
+def _each(runs: Sequence[Run], part: str, show: Any) -> str:
+    """A column a run; a run that lacks the part says so."""
+    if not any(run[part] for run in runs):
+        return ""
+    columns = []
+    for i, run in enumerate(runs):
+        heading = f"<h3>{e(run_plots.letter(runs, i) + words(run['name']))}</h3>" if len(runs) > 1 else ""
+        content = show(run[part]) if run[part] else f'<p class="quiet">{e(run["missing"].get(part, ""))}</p>'
+        columns.append(f"<div>{heading}{content}</div>")
+    return _pair(*columns) if len(runs) > 1 else columns[0]
+
+
+def _missing(runs: Sequence[Run], part: str) -> str:
+    return " ".join(dict.fromkeys(e(run["missing"].get(part, "")) for run in runs))
+
+
+def _stages(runs: Sequence[Run]) -> str:
+    tables = []
+    for i, run in enumerate(runs):
+        total = sum(row["seconds"] or 0 for row in run["stages"]) or 1
+        rows = []
+        for row in run["stages"]:
+            share = (row["seconds"] or 0) / total
+            took = Raw(f"{small_bar(share)}{e(fixed(row['seconds'], 1))}") if row["seconds"] is not None else "–"
+            rows.append([row["name"], SAID.get(row["state"], row["state"]), took, fixed(row["peak_memory_gib"], 2),
+                         visible_counts(row["counts"])])  # fmt: skip
+        caption = f"{run_plots.letter(runs, i)}Seconds of the calls that finished, memory up to the stage's end, counts"
+        tables.append(table(["stage", "state", "seconds", "GiB", "counts"], rows, caption, (2, 3), (4,), stack=True))
+    return _pair(*tables) if len(runs) > 1 else tables[0]
+
+
+def visible_counts(counts: Mapping[str, Any]) -> str:
+    """Counts as one line, also those that a training nests."""
+    predicted = mapping(counts.get("predicted"))
+    extra = f", predicted τ {fixed(predicted['accept_length'])}" if "accept_length" in predicted else ""
+    return (describe(counts) + extra) or "–"
+
+
+def _differences(runs: Sequence[Run], differences: Mapping[str, Any] | None) -> str:
+    if differences is None:
+        return ""
+    settings = [[row["name"], words(row["a"]), words(row["b"])] for row in differences["settings"]]
+    inputs = [[row["stage"], row["name"], _digest(row["a"]), _digest(row["b"])] for row in differences["inputs"]]
+    parts = [
+        table(["setting", "A", "B"], settings, "Settings that differ", (), (0, 1, 2), stack=True)
+        if settings else "<p>No setting differs.</p>",
+        table(["stage", "input", "A", "B"], inputs, "Inputs whose content differs (SHA-256, first 16 digits)", (), (1, 2, 3),
+              stack=True) if inputs else "<p>All inputs have the same content.</p>",
+    ]  # fmt: skip
+    return "".join(parts)
+
+
+def _provenance(runs: Sequence[Run]) -> str:
+    columns = []
+    for i, run in enumerate(runs):
+        before = run_plots.letter(runs, i)
+        facts = [
+            ["folder", run["folder"]],
+            ["state", STATES[run["state"]]],
+            ["target", run["target"] or "not recorded"],
+            ["Eyas", ", ".join(run["versions"]) or "not recorded"],
+            ["last stage ended", max((row["ended"] for row in run["stages"] if row["ended"]), default="not yet")],
+        ]
+        inputs = [[stage, name, _digest(value)] for stage, named in run["inputs"].items() for name, value in named.items()]
+        settings = [[name, words(value)] for name, value in run["settings"].items()]
+        columns.append(
+            "<div>"
+            + table(["what", "value"], facts, f"{before}This run", (), (1,))
+            + _folded(f"{before}Inputs of every stage", table(
+                ["stage", "input", "SHA-256"], inputs, "Content of the inputs, first 16 digits of SHA-256", (), (1,), stack=True))
+            + _folded(f"{before}All settings", table(["setting", "value"], settings, "Settings", (), (1,)) if settings else "")
+            + "</div>"
+        )  # fmt: skip
+    return _pair(*columns) if len(runs) > 1 else columns[0]
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{e(summary)}</summary>{content}</details>" if content else ""
+
+
+def _digest(value: Any) -> Any:
+    return Raw(f"<code>{e(value[:16])}</code>") if isinstance(value, str) and value else "–"
