@@ -10,9 +10,9 @@ import click
 HELP = """Write one HTML file about RUN, the folder of `eyas run`, `eyas demo` or `eyas train`; with OTHER side by side.
 
 It shows the stages and what they cost, loss and predicted accept length over the tokens seen, acceptance by drafted
-position, the coverage of the draft vocabulary, the loss mask of some conversations, rounds of some answers with what was
-drafted and accepted, and where all of it comes from. A run that is still at work, or that stopped, gives a page that
-says what is not there yet. The file needs nothing else: no network, no server.
+position, the coverage of the draft vocabulary, the loss mask of some conversations, rounds of some answers with what
+was drafted and accepted, and where all of it comes from. A run that is still at work, or that stopped, gives a page
+that says what is not there yet. The file needs nothing else: no network, no server.
 
 The masks are shown with the target's tokenizer, which is looked for where the run found it; --target names it
 otherwise. Nothing in RUN is changed; the page is written into it unless --out says where.

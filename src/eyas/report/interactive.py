@@ -28,11 +28,16 @@ figure{margin:0}figure h3{margin-top:.25rem}figcaption p{font-size:.875rem;color
 .u-hz .u-cursor-x,.u-hz .u-cursor-y,.u-vt .u-cursor-x,.u-vt .u-cursor-y{border-color:var(--quiet)}
 .curves{border:0;margin:.25rem 0 0;padding:0;display:flex;flex-wrap:wrap;gap:.1rem 1rem;font-size:.875rem}
 .curves label{display:inline-flex;align-items:center;gap:.4rem;min-height:1.75rem;cursor:pointer}
-.curves input,.reader input{accent-color:var(--blue);margin:0}
+.curves input{accent-color:var(--blue);margin:0}
 .swatch{display:inline-block;width:1.1rem;border-top:3px solid currentColor}.swatch.dashed{border-top-style:dashed}
 .value{font-variant-numeric:tabular-nums;color:var(--quiet)}
 .reader{display:flex;align-items:center;flex-wrap:wrap;gap:.25rem .75rem;font-size:.875rem;margin:.25rem 0}
-.reader input{flex:1 1 10rem;min-width:0;height:1.5rem}.reader .value{min-width:11rem}
+.reader .value{min-width:10rem}.reader input{appearance:none;background:none;flex:1 1 10rem;min-width:0;height:1.5rem;
+cursor:ew-resize}.reader input::-webkit-slider-runnable-track{height:2px;background:var(--quiet)}
+.reader input::-moz-range-track{height:2px;background:var(--quiet)}
+.reader input::-webkit-slider-thumb{appearance:none;width:1rem;height:1rem;margin-top:-7px;border-radius:50%;
+background:var(--blue)}.reader input::-moz-range-thumb{width:1rem;height:1rem;border:0;border-radius:50%;
+background:var(--blue)}
 button{font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--quiet);border-radius:.3rem;
 padding:.15rem .6rem;cursor:pointer}button[hidden]{display:none}
 :is(a,summary,button,input,.box):focus-visible{outline:2px solid var(--blue);outline-offset:2px;border-radius:2px}
@@ -98,8 +103,8 @@ def figure(plot: Plot, note: str, said: str, table: str) -> str:
         f'<figure data-plot="{name}" aria-labelledby="{name}-title"><figcaption>'
         f'<h3 id="{name}-title">{e(plot.title)}</h3><p>{e(note)}</p></figcaption>'
         f'<div class="canvas" role="img" aria-label="{e(f"{plot.title}. {said}")}"></div>'
-        f'<div class="controls"></div><details><summary>Numbers<span class="hidden"> of the plot: {e(plot.title)}</span>'
-        f"</summary>{table}</details></figure>"
+        '<div class="controls"></div><details><summary>Numbers'
+        f'<span class="hidden"> of the plot: {e(plot.title)}</span></summary>{table}</details></figure>'
     )
 
 

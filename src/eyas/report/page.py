@@ -81,7 +81,9 @@ svg .v-confirmed,svg.v-confirmed{color:var(--bad)}svg.v-refuted{color:var(--good
 def page(title: str, head: str, body: str, foot: str, css: str = "", scripts: Sequence[str] = ()) -> str:
     """A whole page. title: text; head, body, foot: markup. Only `scripts` may run: the policy holds their digests."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    policy = "; script-src ".join([POLICY, *([" ".join(f"'sha256-{digest}'" for digest in digests)] if digests else [])])
+    policy = "; script-src ".join(
+        [POLICY, *([" ".join(f"'sha256-{digest}'" for digest in digests)] if digests else [])]
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -25,7 +25,7 @@
   function options(spec, width) {
     const axis = { stroke: () => colour("quiet"), font, grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
     const x = { time: false };
-    if (spec.log) Object.assign(x, { distr: 3, log: 10 });
+    if (spec.log) Object.assign(x, { distr: 3, log: 10, range: (u, low, high) => [low, high] });
     if (spec.whole) x.range = (u, low, high) => [low - 0.25, high + 0.25];
     return {
       width,

@@ -23,4 +23,9 @@ def read_report(folders: Sequence[Path], target: str | None = None) -> dict[str,
     BadInput for a folder that is no run, Mismatch for the tokenizer of another target.
     """
     runs = [read_run(folder, open_tokenizer(target or target_of(folder), target is not None)) for folder in folders]
+    if len({run["name"] for run in runs}) < len(runs):  # two runs of one recipe: their folders tell them apart
+        runs = [
+            {**run, "name": f"{run['name']} ({folder.resolve().name})"}
+            for run, folder in zip(runs, folders, strict=True)
+        ]
     return {"schema": SCHEMA, "runs": runs, "differences": compare(*runs) if len(runs) > 1 else None}

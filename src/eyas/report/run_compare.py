@@ -10,7 +10,7 @@ from typing import Any
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """settings: [{name, a, b}] that differ; inputs: [{stage, name, a, b}] whose contents differ; proofs: see `_proofs`."""
+    """settings: [{name, a, b}] that differ; inputs: [{stage, name, a, b}] of other content; proofs: see `_proofs`."""
     names = sorted(a["settings"].keys() | b["settings"].keys())
     settings = [
         {"name": name, "a": a["settings"].get(name), "b": b["settings"].get(name)}

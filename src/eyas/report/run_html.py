@@ -7,6 +7,7 @@ Nothing is computed here (run_read.py reads, run_compare.py compares). Every nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from eyas.report.run_marks import CSS, conversations, samples, visible
 from eyas.stages import describe
 
 Run = Mapping[str, Any]
+CODE = re.compile("`([^`]+)`")
 STATES = {"finished": "finished", "working": "at work", "stopped": "stopped"}
 SAID = {"done": "done", "working": "at work", "stopped": "stopped", "not yet": "not yet", "left out": "not asked for"}
 
@@ -31,7 +33,7 @@ def render(report: Mapping[str, Any]) -> str:
     shown = {name: made[1] for name, made in plots.items() if made}
     parts = (
         ("results", "Results", _results(runs, differences), ""),
-        ("accept-length", "Accept length τ", _pair(_sets(runs), shown.get("acceptance")), _missing(runs, "proof")),
+        ("accept-length", "Accept length τ", _accept_length(runs, shown.get("acceptance")), _missing(runs, "proof")),
         ("training", "Training", _training(runs, shown), _missing(runs, "training")),
         ("vocabulary", "Draft vocabulary", _vocabulary(runs, shown.get("coverage")), _missing(runs, "vocabulary")),
         ("masks", "What is learnt from", _each(runs, "conversations", conversations), _missing(runs, "conversations")),
@@ -40,7 +42,8 @@ def render(report: Mapping[str, Any]) -> str:
         ("differences", "Differences", _differences(runs, differences), ""),
         ("provenance", "Where it comes from", _provenance(runs), ""),
     )
-    chosen = [part for part in parts if part[0] != "differences" or differences is not None]
+    alone = all(run["kind"] == "train" for run in runs)  # then parts that a training never has would be noise
+    chosen = [part for part in parts if part[2] or not (alone or part[0] == "differences")]
     links = "".join(f'<li><a href="#{name}">{e(title)}</a></li>' for name, title, *_ in chosen)
     body = f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav>' + "".join(section(*part) for part in chosen)
     named = " and ".join(words(run["name"]) for run in runs)
@@ -60,18 +63,16 @@ def _head(runs: Sequence[Run]) -> str:
     cards = []
     for i, run in enumerate(runs):
         tone, said = _verdict(run)
-        story = "".join(f"<p>{e(line)}</p>" for line in run.get("story") or ())
-        gaps = "".join(f"<li>{e(text)}</li>" for text in _gaps(run))
+        story = f"<p>{e(' '.join(run['story']))}</p>" if run["story"] else ""
+        gaps = "".join(f"<li>{_said(text)}</li>" for text in dict.fromkeys(run["missing"].values()))
         cards.append(
             f'<div><p class="verdict {tone}">{e(run_plots.letter(runs, i) + said)}</p>{story}'
             + (f'<p>Not there yet, or not known:</p><ul class="gaps">{gaps}</ul>' if gaps else "")
             + "</div>"
         )
-    return f"<h1>eyas report · {e(names)}</h1>" + (f'<div class="pair">{"".join(cards)}</div>' if len(runs) > 1 else cards[0])
-
-
-def _gaps(run: Run) -> list[str]:
-    return list(dict.fromkeys(run["missing"].values()))
+    return f"<h1>eyas report · {e(names)}</h1>" + (
+        f'<div class="pair">{"".join(cards)}</div>' if len(runs) > 1 else cards[0]
+    )
 
 
 def _verdict(run: Run) -> tuple[str, str]:
@@ -102,21 +103,26 @@ def _progress(run: Run, where: str) -> str:
 
 
 def _numbers(run: Run) -> list[tuple[str, str, Any, str, int]]:
-    """(label, meaning, value, form, digits) of all results, None where one is not known. form: fixed, percent, whole."""
+    """(label, meaning, value, form, digits) of all results, a value None where it is not known."""
     proof, training, vocabulary = (mapping(run[name]) for name in ("proof", "training", "vocabulary"))
     expected = mapping((training.get("predicted") or [{}])[-1])
     counts = {row["name"]: row["counts"] for row in run["stages"]}
-    reach = span([proof.get("tau_mean_low"), proof.get("tau_mean_high")], 2)
+    reach, text = (
+        span([proof.get("tau_mean_low"), proof.get("tau_mean_high")], 2),
+        "of held-out answers by the draft vocabulary",
+    )
     compared = proof.get("compared")
     minutes = run["seconds"] / 60 if number(run["seconds"]) is not None else None
     return [
-        ("accept length τ", f"mean of prompt sets, 95 %: {reach}" if reach else "measured", proof.get("tau_mean"), "fixed", 3),
+        ("accept length τ", f"mean of prompt sets, 95 %: {reach}" if reach else "measured",
+         proof.get("tau_mean"), "fixed", 3),
         ("predicted τ", "by training, on held-out answers", expected.get("accept_length"), "fixed", 3),
         ("speed-up", "decoding, one answer at a time", proof.get("speedup"), "fixed", 3),
         ("equal answers", f"of {whole(compared)}, token for token" if compared else "token for token",
          proof.get("identical"), "whole", 0),
-        ("coverage", "of held-out answers by the draft vocabulary", vocabulary.get("held_out_coverage"), "percent", 1),
-        ("supervised tokens", "that features were made for", mapping(counts.get("extract")).get("supervised_tokens"), "whole", 0),
+        ("coverage", text, vocabulary.get("held_out_coverage"), "percent", 1),
+        ("supervised tokens", "that features were made for",
+         mapping(counts.get("extract")).get("supervised_tokens"), "whole", 0),
         ("tokens seen", "in training, prompts included", training.get("tokens_seen"), "whole", 0),
         ("tokens a second", "in training", training.get("tokens_per_s"), "whole", 0),
         ("minutes", "of all stages", minutes, "fixed", 1),
@@ -157,11 +163,19 @@ def _results(runs: Sequence[Run], differences: Mapping[str, Any] | None) -> str:
 def _comparable(differences: Mapping[str, Any]) -> str:
     proofs = differences["proofs"]
     if proofs["comparable"]:
-        return "<p>Both were proved with the same target on the same prompts in the same way: their τ can be compared.</p>"
+        return (
+            "<p>Both were proved with the same target on the same prompts in the same way: their τ can be compared.</p>"
+        )
     if proofs["comparable"] is None:
         return '<p class="word undecided">One of them has no proof, so there are no two accept lengths to compare.</p>'
     because = "".join(f"<li>{e(text)}</li>" for text in proofs["because"])
-    return f'<p class="undecided"><strong>Their τ cannot be compared: they were proved differently.</strong></p><ul>{because}</ul>'
+    said = "Their τ cannot be compared: they were proved differently."
+    return f'<p class="undecided"><strong>{said}</strong></p><ul>{because}</ul>'
+
+
+def _accept_length(runs: Sequence[Run], plot: str | None) -> str:
+    parts = _pair(_sets(runs), plot)
+    return _notes(runs, "proof") + parts if parts else ""
 
 
 def _sets(runs: Sequence[Run]) -> str:
@@ -186,7 +200,9 @@ def _sets(runs: Sequence[Run]) -> str:
     rows = [[*row, *["–"] * (5 + k - len(row))] for row in rows]
     heads = ["prompts", "τ", "95 %", "answers", "rounds", *(f"≥{j} %" for j in range(1, k + 1))]
     caption = "Accept length by prompt set; ≥j: share of rounds whose first j drafted tokens were accepted"
-    text = "".join(f"<p>{e(run_plots.letter(runs, i) + _lossless(run['proof']))}</p>" for i, run in enumerate(runs) if run["proof"])
+    text = "".join(
+        f"<p>{e(run_plots.letter(runs, i) + _lossless(run['proof']))}</p>" for i, run in enumerate(runs) if run["proof"]
+    )
     return f"<div>{table(heads, rows, caption, range(1, 5 + k))}{text}</div>"
 
 
@@ -214,12 +230,7 @@ def _pair(*parts: str | None) -> str:
 
 def _training(runs: Sequence[Run], shown: Mapping[str, str]) -> str:
     plots = _pair(shown.get("loss"), shown.get("predicted"))
-    notes = "".join(
-        f'<p class="undecided">{e(run_plots.letter(runs, i) + run["missing"]["training"])}</p>'
-        for i, run in enumerate(runs)
-        if run["training"] and "training" in run["missing"]
-    )
-    return notes + plots if plots else ""
+    return _notes(runs, "training") + plots if plots else ""
 
 
 def _vocabulary(runs: Sequence[Run], plot: str | None) -> str:
@@ -230,15 +241,15 @@ def _vocabulary(runs: Sequence[Run], plot: str | None) -> str:
             continue
         before = run_plots.letter(runs, i)
         said = (
-            f"<p>{e(before)}{whole(vocabulary['ids'])} of the target's {whole(vocabulary['target_ids'])} ids; they cover "
-            f"{percent(vocabulary['coverage'], 2)} of the answers that they were counted in and "
+            f"<p>{e(before)}{whole(vocabulary['ids'])} of the target's {whole(vocabulary['target_ids'])} ids; "
+            f"they cover {percent(vocabulary['coverage'], 2)} of the answers that they were counted in and "
             f"{percent(vocabulary['held_out_coverage'], 2)} of held-out ones.</p>"
         )
         rows = [[whole(m["id"]), Raw(f"<code>{visible(m['text'])}</code>") if m["text"] else "–", whole(m["count"])]
                 for m in vocabulary["missed"]]  # fmt: skip
         caption = f"{before}Most frequent held-out tokens that the draft cannot say"
         tables.append(said + (table(["id", "text", "times"], rows, caption, (0, 2)) if rows else ""))
-    return _pair(plot, f"<div>{''.join(tables)}</div>" if tables else None)
+    return _notes(runs, "vocabulary") + _pair(plot, f"<div>{''.join(tables)}</div>") if tables else ""
 
 
 def _each(runs: Sequence[Run], part: str, show: Any) -> str:
@@ -248,13 +259,28 @@ def _each(runs: Sequence[Run], part: str, show: Any) -> str:
     columns = []
     for i, run in enumerate(runs):
         heading = f"<h3>{e(run_plots.letter(runs, i) + words(run['name']))}</h3>" if len(runs) > 1 else ""
-        content = show(run[part]) if run[part] else f'<p class="quiet">{e(run["missing"].get(part, ""))}</p>'
+        content = show(run[part]) if run[part] else f'<p class="quiet">{_said(run["missing"].get(part, ""))}</p>'
         columns.append(f"<div>{heading}{content}</div>")
     return _pair(*columns) if len(runs) > 1 else columns[0]
 
 
 def _missing(runs: Sequence[Run], part: str) -> str:
-    return " ".join(dict.fromkeys(e(run["missing"].get(part, "")) for run in runs))
+    """What there is to say where no run has the part."""
+    return " ".join(dict.fromkeys(_said(run["missing"].get(part, "")) for run in runs))
+
+
+def _notes(runs: Sequence[Run], part: str) -> str:
+    """A line for each run that lacks the part, or has it in part, beside what the others have of it."""
+    return "".join(
+        f'<p class="undecided">{_said(run_plots.letter(runs, i) + run["missing"][part])}</p>'
+        for i, run in enumerate(runs)
+        if part in run["missing"]
+    )
+
+
+def _said(text: str) -> str:
+    """A sentence as markup, its `commands` set as such."""
+    return CODE.sub(r"<code>\1</code>", e(text))
 
 
 def _stages(runs: Sequence[Run]) -> str:
@@ -284,13 +310,12 @@ def _differences(runs: Sequence[Run], differences: Mapping[str, Any] | None) -> 
         return ""
     settings = [[row["name"], words(row["a"]), words(row["b"])] for row in differences["settings"]]
     inputs = [[row["stage"], row["name"], _digest(row["a"]), _digest(row["b"])] for row in differences["inputs"]]
-    parts = [
-        table(["setting", "A", "B"], settings, "Settings that differ", (), (0, 1, 2), stack=True)
-        if settings else "<p>No setting differs.</p>",
-        table(["stage", "input", "A", "B"], inputs, "Inputs whose content differs (SHA-256, first 16 digits)", (), (1, 2, 3),
-              stack=True) if inputs else "<p>All inputs have the same content.</p>",
-    ]  # fmt: skip
-    return "".join(parts)
+    heads, caption = ["stage", "input", "A", "B"], "Inputs whose content differs (SHA-256, first 16 digits)"
+    first = table(["setting", "A", "B"], settings, "Settings that differ", (), (0, 1, 2), stack=True)
+    second = table(heads, inputs, caption, (), (1, 2, 3), stack=True)
+    return (first if settings else "<p>No setting differs.</p>") + (
+        second if inputs else "<p>All inputs have the same content.</p>"
+    )
 
 
 def _provenance(runs: Sequence[Run]) -> str:
@@ -304,21 +329,22 @@ def _provenance(runs: Sequence[Run]) -> str:
             ["Eyas", ", ".join(run["versions"]) or "not recorded"],
             ["last stage ended", max((row["ended"] for row in run["stages"] if row["ended"]), default="not yet")],
         ]
-        inputs = [[stage, name, _digest(value)] for stage, named in run["inputs"].items() for name, value in named.items()]
+        inputs = [
+            [stage, name, _digest(value)] for stage, named in run["inputs"].items() for name, value in named.items()
+        ]
         settings = [[name, words(value)] for name, value in run["settings"].items()]
+        heads, caption = ["stage", "input", "SHA-256"], "Content of the inputs, first 16 digits of SHA-256"
         columns.append(
-            "<div>"
-            + table(["what", "value"], facts, f"{before}This run", (), (1,))
-            + _folded(f"{before}Inputs of every stage", table(
-                ["stage", "input", "SHA-256"], inputs, "Content of the inputs, first 16 digits of SHA-256", (), (1,), stack=True))
-            + _folded(f"{before}All settings", table(["setting", "value"], settings, "Settings", (), (1,)) if settings else "")
+            f"<div>{table(['what', 'value'], facts, f'{before}This run', (), (1,))}"
+            + _folded(f"{before}Inputs of every stage", table(heads, inputs, caption, (), (1,), stack=True))
+            + _folded(f"{before}All settings", table(["setting", "value"], settings, f"{before}Settings", (), (1,)))
             + "</div>"
-        )  # fmt: skip
+        )
     return _pair(*columns) if len(runs) > 1 else columns[0]
 
 
 def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{e(summary)}</summary>{content}</details>" if content else ""
+    return f"<details><summary>{e(summary)}</summary>{content}</details>"
 
 
 def _digest(value: Any) -> Any:

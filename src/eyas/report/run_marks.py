@@ -26,7 +26,9 @@ box-decoration-break:clone;-webkit-box-decoration-break:clone;padding:.08em 0}
 white-space:pre-wrap;display:inline-block;max-width:100%}
 .tok.yes{background:color-mix(in srgb,var(--green) 20%,transparent);border-color:var(--green)}
 .tok.no{color:var(--quiet);text-decoration:line-through}
-.card h3{margin-top:0}@media (forced-colors:active){mark,.tok.yes{outline:1px solid}}
+.card h3{margin-top:0}.cards{display:grid;gap:.75rem;align-items:start;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr))}.cards>*{min-width:0;margin:0}
+.pair table{min-width:min(100%,20rem)}@media (forced-colors:active){mark,.tok.yes{outline:1px solid}}
 """
 ROUNDS = 40
 """Rounds of an answer in its table; the text shows all."""
@@ -61,15 +63,17 @@ def conversations(documents: Sequence[Mapping[str, Any]]) -> str:
             elif part["known"]:
                 parts.append(f"<mark>{_hidden('supervised: ')}{text}{_hidden(' end. ')}</mark>")
             else:
-                parts.append(f'<mark class="out">{_hidden("not in the draft vocabulary: ")}{text}{_hidden(" end. ")}</mark>')
+                parts.append(
+                    f'<mark class="out">{_hidden("not in the draft vocabulary: ")}{text}{_hidden(" end. ")}</mark>'
+                )
         cut = document["tokens"] - document["shown"]
         more = f'<p class="quiet">… and {whole(cut)} further tokens</p>' if cut else ""
         cards.append(
             f'<article class="card"><h3>{e(document["id"])}</h3><p class="quiet">{whole(document["tokens"])} tokens, '
-            f'{whole(document["supervised"])} of them supervised</p><p class="marked" dir="auto">{"".join(parts)}</p>{more}'
-            "</article>"
+            f"{whole(document['supervised'])} of them supervised</p>"
+            f'<p class="marked" dir="auto">{"".join(parts)}</p>{more}</article>'
         )
-    return key + "".join(cards)
+    return f'{key}<div class="cards">{"".join(cards)}</div>'
 
 
 def samples(answers: Sequence[Mapping[str, Any]]) -> str:
@@ -78,7 +82,7 @@ def samples(answers: Sequence[Mapping[str, Any]]) -> str:
         '<p class="key"><span><mark>drafted and accepted</mark></span><span>the target\'s own token, one a round</span>'
         '<span class="out">its own, which the draft vocabulary does not have</span></p>'
     )
-    return key + "".join(_answer(answer) for answer in answers)
+    return f'{key}<div class="cards">{"".join(_answer(answer) for answer in answers)}</div>'
 
 
 def _answer(answer: Mapping[str, Any]) -> str:
@@ -111,11 +115,10 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], title: str) -> str:
         own = "–" if one["own"] is None else Raw(_token(one["own"], ""))
         note = "the answer ended within it" if one["own"] is None else ""
         note = "not in the draft vocabulary" if one["known"] is False else note
-        rows.append([
-            str(number), Raw("".join(_token(t, " yes") for t in one["accepted"]) or "none"),
-            Raw("".join(_token(t, " no") for t in rejected) or "none") if rejected is not None else "a tree's other nodes",
-            own, note,
-        ])  # fmt: skip
+        lost = (
+            "a tree's other nodes" if rejected is None else Raw("".join(_token(t, " no") for t in rejected) or "none")
+        )
+        rows.append([str(number), Raw("".join(_token(t, " yes") for t in one["accepted"]) or "none"), lost, own, note])
     caption = f"Rounds of {title}" + (f": the first {ROUNDS} of {len(rounds)}" if len(rounds) > ROUNDS else "")
     heads = ["round", "drafted and accepted", "drafted, not accepted", "the target's own", "note"]
     return table(heads, rows, caption, (), (1, 2), stack=True)

@@ -39,8 +39,13 @@ def loss(runs: Sequence[Run]) -> tuple[Plot, str] | None:
             ))  # fmt: skip
     plot = Plot("loss", "Loss by unrolled step", "tokens seen", x, curves)
     grouped = {training["steps_a_point"] for _, training in known}
-    note = "Cross-entropy against the target's distribution, nats; step k drafts the k-th token from the draft's own states."
+    note = (
+        "Cross-entropy against the target's distribution, nats; step k drafts the k-th token, from the draft's states."
+    )
     note += f" A point is the mean over {' or '.join(map(str, sorted(grouped)))} steps." if grouped != {1} else ""
+    sizes = {run["settings"].get("vocab.size") for run in runs}
+    if len(sizes) > 1:
+        note += " The two draft vocabularies differ in size, so the two losses cannot be compared."
     said = "; ".join(
         f"{letter(runs, place)}step 1 goes from {fixed(_first(t['loss'][0]))} to {fixed(_last(t['loss'][0]))}, "
         f"step {len(t['loss'])} from {fixed(_first(t['loss'][-1]))} to {fixed(_last(t['loss'][-1]))} "
@@ -66,7 +71,9 @@ def predicted(runs: Sequence[Run]) -> tuple[Plot, str] | None:
     ]
     plot = Plot("predicted", "Predicted accept length", "tokens seen", x, curves)
     drafted = " or ".join(str(n) for n in sorted({p["draft_tokens"] for _, points in known for p in points}))
-    note = f"τ on held-out answers that the draft is replayed over, {drafted} drafted a round; 1 means nothing accepted."
+    note = (
+        f"τ on held-out answers that the draft is replayed over, {drafted} drafted a round; 1 means nothing accepted."
+    )
     said = "; ".join(
         f"{letter(runs, place)}from {fixed(points[0]['accept_length'])} to {fixed(points[-1]['accept_length'])} "
         f"at {whole(points[-1]['tokens'])} tokens"
@@ -105,7 +112,9 @@ def acceptance(runs: Sequence[Run]) -> tuple[Plot, str] | None:
         "acceptance", "Acceptance by drafted position", "drafted position", list(range(1, k + 1)), curves,
         digits=1, unit=" %", whole=True, from_=0.0, to=100.0,
     )  # fmt: skip
-    note = "Share of all rounds whose first j drafted tokens were accepted. Predicted: by training, on held-out answers."
+    note = (
+        "Share of all rounds whose first j drafted tokens were accepted. Predicted: by training, on held-out answers."
+    )
     said = "; ".join(
         f"{curve.label}: {', '.join(fixed(v, 1) + ' %' for v in curve.values if v is not None)}" for curve in curves
     )
@@ -115,13 +124,12 @@ def acceptance(runs: Sequence[Run]) -> tuple[Plot, str] | None:
 def coverage(runs: Sequence[Run]) -> tuple[Plot, str] | None:
     """Share of the text that the most frequent ids cover, over how many they are."""
     known = [
-        (place, run["vocabulary"])
-        for place, run in enumerate(runs)
-        if run["vocabulary"] and run["vocabulary"]["curve"]
+        (place, run["vocabulary"]) for place, run in enumerate(runs) if run["vocabulary"] and run["vocabulary"]["curve"]
     ]
     if not known:
         return None
-    parts, named = [], []
+    parts: list[tuple[Any, Any]] = []
+    named: list[tuple[str, str, tuple[int, ...]]] = []
     for place, vocabulary in known:
         curve, lines = vocabulary["curve"], []
         tone = TONES[place]
@@ -135,8 +143,8 @@ def coverage(runs: Sequence[Run]) -> tuple[Plot, str] | None:
     values = [line for lines in spread for line in lines]
     curves = [Curve(label, v, tone, dash=dash) for (label, tone, dash), v in zip(named, values, strict=True)]
     plot = Plot(
-        "coverage", "Coverage by size of the draft vocabulary", "ids", x, curves, digits=2, unit=" %", log=True, to=100.0,
-        marks=[(vocabulary["ids"], TONES[place]) for place, vocabulary in known],
+        "coverage", "Coverage by size of the draft vocabulary", "ids", x, curves,
+        digits=2, unit=" %", log=True, to=100.0, marks=[(vocabulary["ids"], TONES[place]) for place, vocabulary in known],
     )  # fmt: skip
     note = "Share of answer tokens among the most frequent ids. The upright line is the size that was chosen."
     said = "; ".join(

@@ -32,7 +32,10 @@ MISSING = {
     "--target.",
     "samples": "The proof kept no rounds of its answers (it was made by an earlier version of Eyas).",
 }
-NOT_HERE = "It is not part of a folder of `eyas train`."
+ALONE = (
+    "This is the folder of `eyas train` alone: features, draft vocabulary and proof lie elsewhere. `eyas prove` measures "
+    "the accept length of the draft in it."
+)
 
 
 def read_run(folder: Path, tokenizer: Any = None) -> dict[str, Any]:
@@ -142,8 +145,8 @@ def _stages(folder: Path, records: Mapping[str, Any], working: bool) -> list[dic
         rows.append({
             "name": name,
             "state": state,
-            "seconds": record.get("duration_s") if record else None,
-            "peak_memory_gib": record.get("peak_memory_gib") if record else None,
+            "seconds": record.get("duration_s") or (0.0 if state == "done" else None),  # of a killed call nothing is known
+            "peak_memory_gib": record.get("peak_memory_gib") or None,
             "counts": dict(mapping(record.get("counts"))),
             "ended": manifest.get("created"),
             "eyas": manifest.get("code_version"),
@@ -158,12 +161,7 @@ def _training_alone(folder: Path) -> dict[str, Any]:
     identity = mapping(mapping(_newest_checkpoint(folder)).get("identity"))
     config = mapping(manifest.get("config")) or {**mapping(identity.get("settings")), "seed": identity.get("seed")}
     settings = _flat({"train": config})
-    missing = {
-        "proof": f"No measured accept length: `eyas prove` measures one. {NOT_HERE}",
-        "samples": f"No rounds to show. {NOT_HERE}",
-        "vocabulary": f"Nothing is known of the coverage of the draft vocabulary. {NOT_HERE}",
-        "conversations": f"No loss mask to show. {NOT_HERE}",
-    }
+    missing = dict.fromkeys(("proof", "samples", "vocabulary", "conversations"), ALONE)
     state = "done" if manifest else "working" if working else "stopped"
     if training is None:
         missing["training"] = MISSING["train"]

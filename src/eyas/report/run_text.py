@@ -19,7 +19,7 @@ LONGEST = 420
 
 
 class PlainTokenizer:
-    """tokenizer.json alone, decoded as `Pieces` asks: a page needs no more, and transformers takes seconds to import."""
+    """tokenizer.json alone, decoded as `Pieces` asks: all that a page needs, where transformers imports for seconds."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer

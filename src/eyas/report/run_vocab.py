@@ -38,8 +38,8 @@ def read_vocabulary(folder: Path, held_out: Path, tokenizer: Any = None) -> dict
     if held is not None and held.numel() == made.target_size:
         out["held_out_coverage"] = round(made.coverage(held), 6)
         lacking = held.masked_fill(made.t2d, 0)
-        order = lacking.sort(descending=True, stable=True)
-        for count, token in zip(order.values[:MISSED].tolist(), order.indices[:MISSED].tolist(), strict=True):
+        most = lacking.sort(descending=True, stable=True)
+        for count, token in zip(most.values[:MISSED].tolist(), most.indices[:MISSED].tolist(), strict=True):
             if count:
                 out["missed"].append({"id": token, "count": count, "text": _text(tokenizer, features, token)})
     if made.counts is None or not int(made.counts.sum()):
