@@ -23,16 +23,21 @@ CONTEXT = 400
 def sample(tokenizer: Any, drafter: Drafter, case: Case) -> dict[str, Any]:
     """One speculative answer as plain JSON values; tokens are texts.
 
-    set, index, prompt (its end), first (prefill's token), finish, and rounds of {drafted, accepted, own, known}:
+    set, index, prompt (its end), first (prefill's token), finish, and rounds of {drafted, accepted, own, known, said}:
     drafted is null for a tree; accepted holds the texts of the drafts that were; own is the target's token, null where
-    the answer ended before it; known says whether the draft vocabulary has it.
+    the answer ended before it; known says whether the draft vocabulary has it. Each of these tokens is decoded alone
+    behind what stands before it, so a part of a character is U+FFFD; `said` is the answer's own text, that of the
+    accepted drafts and that of the target's token, a character of several tokens being with the last of them.
     """
     answer = case.speculative
     assert answer is not None
     tokens = answer.tokens
-    said = set(drafter.ids.tolist()) if isinstance(drafter, ChainDrafter) else None
+    known = set(drafter.ids.tolist()) if isinstance(drafter, ChainDrafter) else None
     prompt = str(tokenizer.decode(case.ids, skip_special_tokens=False))
-    rounds, start = [], 1
+    flow = Pieces(tokenizer, case.ids)
+    first = flow.push(tokens[0])
+    rounds: list[dict[str, Any]] = []
+    start = 1
     for number, (accepted, end) in enumerate(zip(answer.accepted, answer.ends, strict=True)):
         before = case.ids + tokens[:start]
         kept = tokens[start:end]  # the slice ends where the answer does
@@ -42,14 +47,20 @@ def sample(tokenizer: Any, drafter: Drafter, case: Case) -> dict[str, Any]:
             "drafted": None if drafted is None else _texts(tokenizer, before, drafted),
             "accepted": _texts(tokenizer, before, kept[:accepted]),
             "own": None if own is None else _texts(tokenizer, before + kept[:accepted], [own])[0],
-            "known": None if own is None or said is None else own in said,
+            "known": None if own is None or known is None else own in known,
+            "said": ["".join(flow.push(t) for t in part) for part in (kept[:accepted], kept[accepted:])],
         })  # fmt: skip
         start = end
+    rest = flow.flush()
+    if rounds:
+        rounds[-1]["said"][1] += rest
+    else:
+        first += rest
     return {
         "set": case.set,
         "index": case.index,
         "prompt": prompt if len(prompt) <= CONTEXT else "…" + prompt[-CONTEXT:],
-        "first": _texts(tokenizer, case.ids, tokens[:1])[0],
+        "first": first,
         "rounds": rounds,
         "finish": answer.finish,
     }

@@ -89,11 +89,10 @@ def _answer(answer: Mapping[str, Any]) -> str:
     rounds = answer["rounds"]
     text = [visible(answer["first"])]
     for one in rounds:
-        if one["accepted"]:
-            text.append(f"<mark>{_hidden('drafted: ')}{visible(''.join(one['accepted']))}{_hidden(' end. ')}</mark>")
-        if one["own"] is not None:
-            own = visible(one["own"])
-            text.append(f'<span class="out">{own}</span>' if one["known"] is False else own)
+        drafted, own = map(visible, one["said"])
+        if drafted:
+            text.append(f"<mark>{_hidden('drafted: ')}{drafted}{_hidden(' end. ')}</mark>")
+        text.append(f'<span class="out">{own}</span>' if one["known"] is False and own else own)
     accepted = sum(len(one["accepted"]) for one in rounds)
     title = f"{words(answer['set'])}, prompt {answer['index'] + 1}"
     emitted = sum(len(one["accepted"]) + (one["own"] is not None) for one in rounds)

@@ -144,12 +144,12 @@ def coverage(runs: Sequence[Run]) -> tuple[Plot, str] | None:
     curves = [Curve(label, v, tone, dash=dash) for (label, tone, dash), v in zip(named, values, strict=True)]
     plot = Plot(
         "coverage", "Coverage by size of the draft vocabulary", "ids", x, curves,
-        digits=2, unit=" %", log=True, to=100.0, marks=[(vocabulary["ids"], TONES[place]) for place, vocabulary in known],
+        digits=2, unit=" %", log=True, to=100.0, marks=[(v["ids"], TONES[place]) for place, v in known],
     )  # fmt: skip
     note = "Share of answer tokens among the most frequent ids. The upright line is the size that was chosen."
     said = "; ".join(
         f"{letter(runs, place)}{whole(v['ids'])} of {whole(v['target_ids'])} ids cover "
-        f"{percent(v['held_out_coverage'], 2)} of held-out answers and {percent(v['coverage'], 2)} of those counted"
+        f"{percent(v['held_out_coverage'], 2)} of held-out answers, {percent(v['coverage'], 2)} of those counted"
         for place, v in known
     )
     return plot, figure(plot, note, said, _table(plot, whole, "Per cent of answer tokens covered, by ids"))

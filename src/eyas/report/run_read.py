@@ -33,8 +33,8 @@ MISSING = {
     "samples": "The proof kept no rounds of its answers (it was made by an earlier version of Eyas).",
 }
 ALONE = (
-    "This is the folder of `eyas train` alone: features, draft vocabulary and proof lie elsewhere. `eyas prove` measures "
-    "the accept length of the draft in it."
+    "This is the folder of `eyas train` alone: features, draft vocabulary and proof lie elsewhere. `eyas prove` "
+    "measures the accept length of the draft in it."
 )
 
 
@@ -145,7 +145,7 @@ def _stages(folder: Path, records: Mapping[str, Any], working: bool) -> list[dic
         rows.append({
             "name": name,
             "state": state,
-            "seconds": record.get("duration_s") or (0.0 if state == "done" else None),  # of a killed call nothing is known
+            "seconds": record.get("duration_s") or (0.0 if state == "done" else None),  # of a killed call: not known
             "peak_memory_gib": record.get("peak_memory_gib") or None,
             "counts": dict(mapping(record.get("counts"))),
             "ended": manifest.get("created"),
