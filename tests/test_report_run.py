@@ -153,7 +153,9 @@ def test_a_long_log_is_averaged_by_rows_and_torn_lines_are_left_out(tmp_path: Pa
         for step in range(1, 4 * POINTS + 1):
             rows += 1 if step % 4 else 5  # every fourth step has five rows
             loss = 8.0 if step % 4 == 0 else 0.0
-            log.write(json.dumps({"step": step, "tokens": 10 * step, "rows": rows, "loss": [loss], "seconds": 0.5}) + "\n")
+            log.write(
+                json.dumps({"step": step, "tokens": 10 * step, "rows": rows, "loss": [loss], "seconds": 0.5}) + "\n"
+            )
         log.write('{"step": 9999, "tok')
     training = read_training(tmp_path / "metrics.jsonl")
     assert training is not None
@@ -291,7 +293,11 @@ def test_a_train_folder_alone(runs: tuple[Path, Path]) -> None:
 
 
 def test_what_is_no_run_is_refused(runs: tuple[Path, Path], tmp_path: Path, make_tiny_target: Any) -> None:
-    for folder, words in ((tmp_path, "holds no run"), (runs[0] / "vocab", "holds no run"), (tmp_path / "x", "no folder")):
+    for folder, words in (
+        (tmp_path, "holds no run"),
+        (runs[0] / "vocab", "holds no run"),
+        (tmp_path / "x", "no folder"),
+    ):
         with pytest.raises(BadInput, match=words):
             read_report([folder])
     with pytest.raises(Mismatch, match="made with tokenizer"):

@@ -23,6 +23,7 @@ CSS = """
 :root{--c0:#0067a8;--c1:#bf4a00;--c2:#00785a;--c3:#9c3d82;--c4:#7a5c00;--c5:#5c6670}
 @media (prefers-color-scheme:dark){:root{--c0:#6cbcf0;--c1:#ff9a5c;--c2:#4fd1ad;--c3:#e69ad0;--c4:#e3cb62;--c5:#b4bec8}}
 figure{margin:0}figure h3{margin-top:.25rem}figcaption p{font-size:.875rem;color:var(--quiet);margin:.1rem 0 .4rem}
+.unscripted{display:none}@media (scripting:none){.unscripted{display:block}.canvas{display:none}}
 .canvas{width:100%;min-height:220px;overflow:hidden}.canvas .u-over{cursor:crosshair}
 .u-select{background:color-mix(in srgb,var(--blue) 18%,transparent)}
 .u-hz .u-cursor-x,.u-hz .u-cursor-y,.u-vt .u-cursor-x,.u-vt .u-cursor-y{border-color:var(--quiet)}

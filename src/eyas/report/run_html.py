@@ -48,9 +48,10 @@ def render(report: Mapping[str, Any]) -> str:
     links = "".join(f'<li><a href="#{name}">{e(title)}</a></li>' for name, title, *_ in chosen)
     body = f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav>' + "".join(section(*part) for part in chosen)
     named = " and ".join(words(run["name"]) for run in runs)
-    noscript = "<noscript><p>The plots need JavaScript; their numbers are in the tables below each.</p></noscript>"
+    unscripted = "The plots need JavaScript; their numbers are in the tables below each."
+    unscripted = f'<p class="unscripted">{unscripted}</p>' if shown else ""
     return page(
-        f"Eyas: {named}", _head(runs), noscript + body + data([made[0] for made in plots.values() if made]),
+        f"Eyas: {named}", _head(runs), unscripted + body + data([made[0] for made in plots.values() if made]),
         f"Made by Eyas {e(__version__)} from what the run wrote. Nothing in this file asks a network.",
         css() + CSS, scripts() if shown else (),
     )  # fmt: skip
@@ -189,7 +190,11 @@ def _each(runs: Sequence[Run], part: str, show: Any) -> str:
     columns = []
     for i, run in enumerate(runs):
         heading = f"<h3>{e(run_plots.letter(runs, i) + words(run['name']))}</h3>" if len(runs) > 1 else ""
-        content = show(run[part]) if run[part] else f'<p class="quiet">{_said(run["missing"].get(part, ""))}</p>'
+        content = (
+            show(run[part], run_plots.letter(runs, i))
+            if run[part]
+            else f'<p class="quiet">{_said(run["missing"].get(part, ""))}</p>'
+        )
         columns.append(f"<div>{heading}{content}</div>")
     return _pair(*columns) if len(runs) > 1 else columns[0]
 
@@ -263,7 +268,7 @@ def _provenance(runs: Sequence[Run]) -> str:
             [stage, name, _digest(value)] for stage, named in run["inputs"].items() for name, value in named.items()
         ]
         settings = [[name, words(value)] for name, value in run["settings"].items()]
-        heads, caption = ["stage", "input", "SHA-256"], "Content of the inputs, first 16 digits of SHA-256"
+        heads, caption = ["stage", "input", "SHA-256"], f"{before}Content of the inputs, first 16 digits of SHA-256"
         columns.append(
             f"<div>{table(['what', 'value'], facts, f'{before}This run', (), (1,))}"
             + _folded(f"{before}Inputs of every stage", table(heads, inputs, caption, (), (1,), stack=True))

@@ -47,7 +47,7 @@ def _hidden(text: str) -> str:
     return f'<span class="hidden">{e(text)}</span>'
 
 
-def conversations(documents: Sequence[Mapping[str, Any]]) -> str:
+def conversations(documents: Sequence[Mapping[str, Any]], run: str = "") -> str:
     """Each conversation with its supervised tokens marked, and those of them that the draft cannot say."""
     key = (
         '<p class="key"><span><mark>supervised</mark> loss mask 1</span><span class="quiet">not supervised, loss mask 0'
@@ -69,23 +69,23 @@ def conversations(documents: Sequence[Mapping[str, Any]]) -> str:
         cut = document["tokens"] - document["shown"]
         more = f'<p class="quiet">… and {whole(cut)} further tokens</p>' if cut else ""
         cards.append(
-            f'<article class="card"><h3>{e(document["id"])}</h3><p class="quiet">{whole(document["tokens"])} tokens, '
+            f'<article class="card"><h3>{e(run + words(document["id"]))}</h3><p class="quiet">{whole(document["tokens"])} tokens, '
             f"{whole(document['supervised'])} of them supervised</p>"
             f'<p class="marked" dir="auto">{"".join(parts)}</p>{more}</article>'
         )
     return f'{key}<div class="cards">{"".join(cards)}</div>'
 
 
-def samples(answers: Sequence[Mapping[str, Any]]) -> str:
-    """Each answer as text with its accepted drafts marked, and a table of its rounds."""
+def samples(answers: Sequence[Mapping[str, Any]], run: str = "") -> str:
+    """Each answer as text with its accepted drafts marked, and a table of its rounds. run: `A: ` where there are two."""
     key = (
         '<p class="key"><span><mark>drafted and accepted</mark></span><span>the target\'s own token, one a round</span>'
         '<span class="out">its own, which the draft vocabulary does not have</span></p>'
     )
-    return f'{key}<div class="cards">{"".join(_answer(answer) for answer in answers)}</div>'
+    return f'{key}<div class="cards">{"".join(_answer(answer, run) for answer in answers)}</div>'
 
 
-def _answer(answer: Mapping[str, Any]) -> str:
+def _answer(answer: Mapping[str, Any], run: str) -> str:
     rounds = answer["rounds"]
     text = [visible(answer["first"])]
     for one in rounds:
@@ -94,7 +94,7 @@ def _answer(answer: Mapping[str, Any]) -> str:
             text.append(f"<mark>{_hidden('drafted: ')}{drafted}{_hidden(' end. ')}</mark>")
         text.append(f'<span class="out">{own}</span>' if one["known"] is False and own else own)
     accepted = sum(len(one["accepted"]) for one in rounds)
-    title = f"{words(answer['set'])}, prompt {answer['index'] + 1}"
+    title = f"{run}{words(answer['set'])}, prompt {answer['index'] + 1}"
     emitted = sum(len(one["accepted"]) + (one["own"] is not None) for one in rounds)
     count = f"{whole(len(rounds))} rounds gave {whole(emitted)} tokens, {whole(accepted)} of them drafted"
     return (
