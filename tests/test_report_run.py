@@ -26,7 +26,7 @@ from eyas.report.run_curve import POINTS, read_training
 from eyas.report.run_html import render
 from eyas.report.run_marks import visible
 from eyas.train.inputs import check_out
-from reporting import HOSTILE, SET, two_runs
+from tiny_runs import HOSTILE, SET, two_runs
 
 LOADING = {"src", "srcset", "action", "data", "poster", "xlink:href", "background", "formaction", "ping"}
 VOID = {"meta", "br", "img", "input", "link"}
@@ -34,7 +34,7 @@ PARTS = ["results", "accept-length", "training", "vocabulary", "masks", "rounds"
 
 
 class Page(HTMLParser):
-    """Reads a page strictly: AssertionError where tags do not balance, something would be loaded, or an id is double."""
+    """Reads a page strictly: tags must balance, no id stands twice, nothing would be loaded or run by an attribute."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -121,8 +121,13 @@ def test_the_page_shows_what_the_run_wrote(runs: tuple[Path, Path], report: dict
     assert {link[1:] for link in page.links} <= set(page.ids)
     proof = json.loads((run / "prove/result.json").read_text())
     last = json.loads((run / "train/metrics.jsonl").read_text().splitlines()[-1])
-    for words in (f"Accept length {proof['tau_mean']:.3f}", f"{last['predicted']['accept_length']:.3f}",
-                  f"{last['tokens']:,}", "2 of 2 answers are token for token", "60 of the target's 300 ids"):  # fmt: skip
+    for words in (
+        f"Accept length {proof['tau_mean']:.3f}",
+        f"{last['predicted']['accept_length']:.3f}",
+        f"{last['tokens']:,}",
+        "2 of 2 answers are token for token",
+        "60 of the target's 300 ids",
+    ):
         assert words in page.said, words
     assert "Not there yet" not in page.said
     for stage, manifest in ((p.parent.name, json.loads(p.read_text())) for p in run.glob("*/manifest.json")):

@@ -8,6 +8,7 @@ EYAS_CHROMIUM.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from reporting import HOSTILE, two_runs
+from tiny_runs import HOSTILE, two_runs
 
 pytestmark = pytest.mark.browser
 
@@ -140,7 +141,7 @@ def test_landmarks_and_headings(show: Callable[..., Any], name: str) -> None:
         assert page.get_by_role(role).count() == 1, role
     levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((node) => Number(node.tagName[1]))")
     assert levels.count(1) == 1 and levels[0] == 1
-    assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False)), levels
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels)), levels
     captions = page.evaluate("[...document.querySelectorAll('table')].map((t) => t.caption?.textContent || '')")
     assert captions and all(captions)
 

@@ -68,16 +68,16 @@ def conversations(documents: Sequence[Mapping[str, Any]], run: str = "") -> str:
                 )
         cut = document["tokens"] - document["shown"]
         more = f'<p class="quiet">… and {whole(cut)} further tokens</p>' if cut else ""
+        count = f"{whole(document['tokens'])} tokens, {whole(document['supervised'])} of them supervised"
         cards.append(
-            f'<article class="card"><h3>{e(run + words(document["id"]))}</h3><p class="quiet">{whole(document["tokens"])} tokens, '
-            f"{whole(document['supervised'])} of them supervised</p>"
+            f'<article class="card"><h3>{e(run + words(document["id"]))}</h3><p class="quiet">{count}</p>'
             f'<p class="marked" dir="auto">{"".join(parts)}</p>{more}</article>'
         )
     return f'{key}<div class="cards">{"".join(cards)}</div>'
 
 
 def samples(answers: Sequence[Mapping[str, Any]], run: str = "") -> str:
-    """Each answer as text with its accepted drafts marked, and a table of its rounds. run: `A: ` where there are two."""
+    """Each answer as text with its accepted drafts marked, and a table of its rounds. run: `A: ` of two runs."""
     key = (
         '<p class="key"><span><mark>drafted and accepted</mark></span><span>the target\'s own token, one a round</span>'
         '<span class="out">its own, which the draft vocabulary does not have</span></p>'

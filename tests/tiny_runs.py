@@ -1,6 +1,6 @@
 """Two tiny runs with names and prompts that try to be markup, for the tests of pages: made once a session.
 
-from reporting import HOSTILE, two_runs
+from tiny_runs import HOSTILE, two_runs
 """
 
 from __future__ import annotations
