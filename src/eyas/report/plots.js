@@ -35,7 +35,14 @@
       scales: { x, y: { range: (u, low, high) => bounds(spec, low, high) } },
       cursor: { y: false, drag: { x: !spec.whole, y: false, setScale: !spec.whole }, points: { size: 7 } },
       axes: [
-        { ...axis, size: 34, space: 56, values: (u, ticks) => ticks.map((t) => (t == null ? "" : short(t))), ...(spec.whole ? { incrs: [1] } : {}) },
+        {
+          ...axis,
+          size: 34,
+          space: 56,
+          values: (u, ticks) => ticks.map((t) => (t == null || unnamed(spec, t) ? "" : short(t))),
+          ...(spec.whole ? { incrs: [1] } : {}),
+          ...(spec.log ? { splits: (u) => rounds(u.scales.x.min, u.scales.x.max), filter: (u, ticks) => ticks } : {}),
+        },
         { ...axis, size: 46, values: (u, ticks) => ticks.map((t) => short(+t.toPrecision(6)) + (spec.unit || "")) },
       ],
       series: [
@@ -59,6 +66,18 @@
     if (spec.from != null) low = Math.min(spec.from, low);
     const room = Math.max((high - low) * 0.06, 1e-3);
     return [low === spec.from ? low : low - room, spec.to != null ? Math.min(spec.to, high + room) : high + room];
+  }
+
+  // 1, 2 and 5 times the powers of ten; over more than two decades only these powers are named.
+  function rounds(low, high) {
+    const ticks = [];
+    for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
+      for (const times of [1, 2, 5]) if (times * power >= low && times * power <= high) ticks.push(times * power);
+    return ticks;
+  }
+  function unnamed(spec, tick) {
+    const wide = spec.log && spec.x[spec.x.length - 1] / spec.x[0] > 100;
+    return wide && Math.abs(Math.log10(tick) % 1) > 1e-9;
   }
 
   // Vertical lines: what the page says of one point of the x axis.

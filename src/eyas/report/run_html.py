@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas._version import __version__
 from eyas.report import run_plots
-from eyas.report.diagnosis_text import fixed, mapping, number, percent, span, whole, words
+from eyas.report.diagnosis_text import fixed, mapping, number, percent, whole, words
 from eyas.report.interactive import css, data, scripts
 from eyas.report.page import Raw, e, page, section, table
 from eyas.report.plots import small_bar
@@ -105,7 +105,8 @@ def _progress(run: Run, where: str) -> str:
 
 
 def _accept_length(runs: Sequence[Run], plot: str | None) -> str:
-    parts = _pair(_sets(runs), plot)
+    made = _sets(runs)  # of two runs it has the whole width
+    parts = made + _pair(plot) if len(runs) > 1 else _pair(made, plot, uneven=True)
     return _notes(runs, "proof") + parts if parts else ""
 
 
@@ -118,9 +119,9 @@ def _sets(runs: Sequence[Run]) -> str:
         for name, row in proof["tau"].items():
             rates = row["unconditional"]
             k = max(k, len(rates))
-            rows.append([run_plots.letter(runs, i) + words(name), fixed(row["tau"]), span([row["low"], row["high"]], 2),
+            rows.append([run_plots.letter(runs, i) + words(name), fixed(row["tau"]), _reach(row["low"], row["high"]),
                          whole(row["prompts"]), whole(row["rounds"]), *(fixed(_per(x), 1) for x in rates)])  # fmt: skip
-        mean = span([proof["tau_mean_low"], proof["tau_mean_high"]], 2)
+        mean = _reach(proof["tau_mean_low"], proof["tau_mean_high"])
         rates = proof["per_position"]["unconditional"]
         total = whole(sum(row["prompts"] for row in proof["tau"].values()))
         rows.append([f"{run_plots.letter(runs, i)}mean of sets", fixed(proof["tau_mean"]), mean, total,
@@ -134,7 +135,11 @@ def _sets(runs: Sequence[Run]) -> str:
     text = "".join(
         f"<p>{e(run_plots.letter(runs, i) + _lossless(run['proof']))}</p>" for i, run in enumerate(runs) if run["proof"]
     )
-    return f"<div>{table(heads, rows, caption, range(1, 5 + k))}{text}</div>"
+    return f'<div class="tight">{table(heads, rows, caption, range(1, 5 + k))}{text}</div>'
+
+
+def _reach(low: Any, high: Any) -> str:
+    return "–" if number(low) is None or number(high) is None else f"{fixed(low, 2)}–{fixed(high, 2)}"
 
 
 def _per(value: Any) -> float | None:
@@ -154,9 +159,11 @@ def _lossless(proof: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _pair(*parts: str | None) -> str:
+def _pair(*parts: str | None, uneven: bool = False) -> str:
+    """Side by side where there is room; uneven: the first of two, a wide table, gets the larger share."""
     filled = [part for part in parts if part]
-    return f'<div class="pair">{"".join(filled)}</div>' if filled else ""
+    kind = "pair uneven" if uneven and len(filled) == 2 else "pair"
+    return f'<div class="{kind}">{"".join(filled)}</div>' if filled else ""
 
 
 def _training(runs: Sequence[Run], shown: Mapping[str, str]) -> str:

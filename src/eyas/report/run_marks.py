@@ -28,6 +28,8 @@ white-space:pre-wrap;display:inline-block;max-width:100%}
 .tok.no{color:var(--quiet);text-decoration:line-through}
 .card h3{margin-top:0}.cards{display:grid;gap:.75rem;align-items:start;
 grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr))}.cards>*{min-width:0;margin:0}
+@media (min-width:60rem){.pair.uneven{grid-template-columns:minmax(0,9fr) minmax(0,7fr)}}
+.tight :is(th,td){padding-right:.5rem}
 .pair table{min-width:min(100%,20rem)}@media (forced-colors:active){mark,.tok.yes{outline:1px solid}}
 """
 ROUNDS = 40
@@ -77,12 +79,14 @@ def conversations(documents: Sequence[Mapping[str, Any]], run: str = "") -> str:
 
 
 def samples(answers: Sequence[Mapping[str, Any]], run: str = "") -> str:
-    """Each answer as text with its accepted drafts marked, and a table of its rounds. run: `A: ` of two runs."""
+    """Each answer as text with its accepted drafts marked, and a table of its rounds. run: `A: ` of two runs, of which
+    only the first answer of each set is shown."""
+    shown = [answer for answer in answers if not run or answer["index"] == 0]
     key = (
         '<p class="key"><span><mark>drafted and accepted</mark></span><span>the target\'s own token, one a round</span>'
         '<span class="out">its own, which the draft vocabulary does not have</span></p>'
     )
-    return f'{key}<div class="cards">{"".join(_answer(answer, run) for answer in answers)}</div>'
+    return f'{key}<div class="cards">{"".join(_answer(answer, run) for answer in shown)}</div>'
 
 
 def _answer(answer: Mapping[str, Any], run: str) -> str:
@@ -119,8 +123,8 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], title: str) -> str:
         )
         rows.append([str(number), Raw("".join(_token(t, " yes") for t in one["accepted"]) or "none"), lost, own, note])
     caption = f"Rounds of {title}" + (f": the first {ROUNDS} of {len(rounds)}" if len(rounds) > ROUNDS else "")
-    heads = ["round", "drafted and accepted", "drafted, not accepted", "the target's own", "note"]
-    return table(heads, rows, caption, (), (1, 2), stack=True)
+    heads = ["round", "accepted", "rejected", "target's own", "note"]
+    return table(heads, rows, caption, stack=True)
 
 
 def _rejected(one: Mapping[str, Any]) -> list[str] | None:
@@ -129,4 +133,4 @@ def _rejected(one: Mapping[str, Any]) -> list[str] | None:
 
 
 def _token(text: str, kind: str) -> str:
-    return f'<code class="tok{kind}">{visible(text) or "·"}</code>'
+    return f'<code class="tok{kind}">{visible(text).replace(chr(10), "") or "·"}</code>'
