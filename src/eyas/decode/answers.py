@@ -38,8 +38,8 @@ class Answer:
     finish: str = "length"
     """stop: the target ended it; length: max_new_tokens did."""
     drafted: list[list[int]] = field(default_factory=list, compare=False)
-    """Of a chain: the tokens that each round drafted, k of them, accepted or not. How an answer came about does not make
-    it another one."""
+    """Of a chain: the tokens that each round drafted, k of them, accepted or not. How an answer came about does not
+    make it another one."""
 
     def acceptance(self, k: int, upto: int | None = None) -> Acceptance:
         """Rounds whose k drafts all fall within the first `upto` (default: all) tokens of the answer.
