@@ -3,6 +3,7 @@
 #   make test    the test suite
 # Each makes .venv and installs what it needs first; the second time that is instant.
 #   make check   lint and types
+#   make test-browser   the pages in a real Chromium
 #   make docs    the documentation as a site (build/site)
 #   make performance   a training step beside SpecForge's and speculators', and the stages before it   (docs/performance.md)
 
@@ -14,11 +15,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-loaders test-engines check performance docs install clean
+.PHONY: help demo test test-loaders test-engines test-browser check performance docs install clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
 
 install: $(STAMP)
 
@@ -49,6 +50,11 @@ test-loaders: $(STAMP)
 test-engines: $(STAMP)
 	$(BIN)/eyas engines setup vllm sglang llamacpp openvino
 	$(BIN)/python -m pytest -q -m engine tests/real
+
+# The pages in a real Chromium. It is the system's: apt-get install chromium, or EYAS_CHROMIUM=path/to/chrome.
+test-browser: $(STAMP)
+	$(PIP) install -q -c constraints.txt -e '.[browser]' --no-build-isolation
+	$(BIN)/python -m pytest -q -m browser tests/browser
 
 # An hour and more, on an idle machine; DTYPE=float32 spares CPUs without bf16 instructions many hours.
 # PEERS holds specforge_step.py and speculators_step.py, CONVERSATIONS answers of the target with their token ids.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 MANIFEST = "manifest.json"
+REPORTS = ("report.html", "comparison.html")
+"""What `eyas report` writes into the folder that it is about."""
 MANIFEST_SCHEMA = "eyas-manifest/1"
 _TEMP_MARK = ".eyas-tmp-"  # in every temporary name, so that leftovers of a kill can be told from the user's files
 

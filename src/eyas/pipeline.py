@@ -29,11 +29,13 @@ from eyas.stages import StageRunner, locked
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
+RECIPE = "recipe.json"
+"""All settings of the run's last start, by section: what a reader of its folder wants to know."""
 
 # Raise one where a change of code changes what the same inputs and settings give; finished stages are then done again.
 SCHEMAS = dict.fromkeys(
     ("target", "ask", "prompts", "regenerate", "split", "extract", "heldout", "vocab", "train", "export", "prove"), "1"
-)
+) | {"prove": "2"}  # 2: keeps the rounds of a few answers
 
 
 def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -49,6 +51,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
     with locked(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
+        atomic_write_json(run_dir / RECIPE, config.model_dump(mode="json"))
         runner = StageRunner(run_dir, say, SCHEMAS)
         began = time.monotonic()
         target = resolve_target(config.target.source)  # the first time this may download or convert

@@ -49,6 +49,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "canary": ("eyas.cli.canary", "Prove a deployment with a tiny draft that fails wherever it is misread."),
     "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
     "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
+    "report": ("eyas.cli.report", "Write a run, or two side by side, as one HTML page."),
     "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
     "completion": ("eyas.cli.completion", "Print the script that completes verbs and options in your shell."),
 }

@@ -37,6 +37,9 @@ class Answer:
     """Length of the answer after each round, had nothing been cut off."""
     finish: str = "length"
     """stop: the target ended it; length: max_new_tokens did."""
+    drafted: list[list[int]] = field(default_factory=list, compare=False)
+    """Of a chain: the tokens that each round drafted, k of them, accepted or not. How an answer came about does not
+    make it another one."""
 
     def acceptance(self, k: int, upto: int | None = None) -> Acceptance:
         """Rounds whose k drafts all fall within the first `upto` (default: all) tokens of the answer.
@@ -109,10 +112,13 @@ def decode(
         batch.select(alive)
     while alive:
         accepted, tokens = (x.tolist() for x in batch.step(k))
+        drafted = None if batch.drafted is None else batch.drafted.tolist()
         done.rounds += 1
         going = []
         for row, i in enumerate(alive):
             done.answers[i].accepted.append(accepted[row])
+            if drafted is not None:
+                done.answers[i].drafted.append(drafted[row])
             if not done.answers[i]._append(tokens[row][: accepted[row] + 1], max_new_tokens, eos_ids):
                 going.append(row)
         alive = [alive[row] for row in going]

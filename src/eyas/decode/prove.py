@@ -31,6 +31,7 @@ import torch
 from eyas.decode.acceptance import Acceptance, interval
 from eyas.decode.answers import Answer, Decoded, decode
 from eyas.decode.rules import Greedy, Rule, Sampling
+from eyas.decode.samples import sample
 from eyas.decode.step import Drafter, refuse_uncroppable
 from eyas.decode.tree import TreeDrafter, make_drafter
 from eyas.errors import BadInput
@@ -43,6 +44,8 @@ NEAR_TIE = 1e-3
 """Gap of float32 logits below which another order of sums may change the greedy choice (design.md, section 3)."""
 SHOWN = 20
 """Differences described at most; each costs a forward."""
+SAMPLES = 2
+"""Answers of each set that are kept round by round, for the eye."""
 DEFINITION = (
     "tau = 1 + accepted / rounds, prefill's token excluded, rounds whose drafts reach past the answer's end or into a "
     "loop left out; interval: 95 %, bootstrap over prompts; unconditional: share of rounds whose first j drafts were "
@@ -133,7 +136,8 @@ def measure(
 
     The result: tau_mean with low and high; tau {set: {tau, low, high, prompts, rounds, ...}}; per_position by both
     definitions, over the rounds of all sets; all_rounds as engines count; lossless (None when sampling: its text is
-    distributed as the target's, not equal to it), near_ties and differences; speedup and speed, at batch 1.
+    distributed as the target's, not equal to it), near_ties and differences; speedup and speed, at batch 1; samples,
+    the first SAMPLES answers of each set round by round (samples.py).
     """
     if k < 1 or max_new_tokens < 2:
         raise BadInput(
@@ -181,6 +185,7 @@ def measure(
         "threads": torch.get_num_threads(),
         **({"template_kwargs": dict(template_kwargs)} if template_kwargs else {}),
     }
+    result["samples"] = [sample(target.tokenizer, drafter, case) for case in cases if case.index < SAMPLES]
     result["definition"] = DEFINITION
     result["seconds"] = round(time.perf_counter() - started, 2)
     return result

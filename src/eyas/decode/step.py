@@ -169,6 +169,7 @@ class Batch:
         if not prompts or not all(len(p) for p in prompts):
             raise BadInput("a prompt without tokens cannot be decoded; give at least one token")
         self.target, self.drafter, self.rule = target, drafter, rule or Greedy()
+        self.drafted: torch.Tensor | None = None  # what the last round drafted, [B, k]; a tree keeps `tree` instead
         self.slots = Slots(len(prompts), target.device)
         self.cache: Any = DynamicCache()  # without the config: every layer keeps all rows, so that they can be rejected
         if drafter is not None:
@@ -194,6 +195,7 @@ class Batch:
             proposal = Proposal(self.last.new_empty(len(self.last), 0))
         else:
             proposal = self.drafter.propose(k, self.slots)
+            self.drafted = proposal.ids
         block = torch.cat([self.last[:, None], proposal.ids], 1)  # [B, k+1]: x_P, then what may be x_(P+1) ... x_(P+k)
         taps, final = self._forward(block)
         accepted, tokens = self.rule.accept(self.target.head(final), proposal)

@@ -1,1 +1,1 @@
-"""Results for people: tables and sentences. Nothing here computes; numbers come from the summary of a run."""
+"""Reports: text for a terminal, pages for a browser. Nothing here measures anything."""

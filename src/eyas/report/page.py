@@ -2,11 +2,14 @@
 
 pytest tests/test_report_diagnosis.py
 
-No script, no font, no picture from elsewhere; the policy in the head forbids a browser to load any.
+No font, no picture, nothing from elsewhere; the policy in the head forbids a browser to load any, and to run any script
+but those that are named there by their digest (a diagnosis has none).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +18,7 @@ from typing import Any
 from eyas.report.diagnosis_text import words
 
 ISSUE = re.compile(r"([A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_.-]+)#([0-9]{1,9})", re.ASCII)
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 # Tones: blue, green, vermilion, then purple, brown and grey for engines; told apart with any kind of colour vision.
 CSS = """
 :root{color-scheme:light dark;--ink:#1b1f24;--quiet:#59636e;--paper:#fff;--card:#f5f6f8;--line:#d5d9df;--bad:#b3261e;
@@ -75,14 +78,19 @@ svg .v-confirmed,svg.v-confirmed{color:var(--bad)}svg.v-refuted{color:var(--good
 """
 
 
-def page(title: str, head: str, body: str, foot: str) -> str:
-    """A whole page. title: text; head, body, foot: markup."""
+def page(title: str, head: str, body: str, foot: str, css: str = "", scripts: Sequence[str] = ()) -> str:
+    """A whole page. title: text; head, body, foot: markup. Only `scripts` may run: the policy holds their digests."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = "; script-src ".join(
+        [POLICY, *([" ".join(f"'sha256-{digest}'" for digest in digests)] if digests else [])]
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="referrer" content="no-referrer">'
-        f"<title>{e(title)}</title><style>{CSS}</style></head>\n<body><header>{head}</header><main>{body}</main>"
-        f'<footer><p class="quiet">{foot}</p></footer></body></html>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}"><meta name="referrer" content="no-referrer">'
+        f"<title>{e(title)}</title><style>{CSS}{css}</style></head>\n<body><header>{head}</header><main>{body}</main>"
+        f'<footer><p class="quiet">{foot}</p></footer>'
+        f"{''.join(f'<script>{script}</script>' for script in scripts)}</body></html>\n"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..artifacts import MANIFEST, canonical_json, check_out, sha256_json
+from ..artifacts import MANIFEST, REPORTS, canonical_json, check_out, sha256_json
 from ..conventions import Known
 from ..draft.checkpoint import load_draft
 from ..draft.directory import check_replaceable
@@ -35,7 +35,7 @@ from .trackers import BOARD, NAMED
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock"}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock", *REPORTS}
 TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, who is told, where the draft was found or how the work is laid out makes it no
 # other run.
