@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas._version import __version__
 from eyas.errors import BadInput, EyasError
+from eyas.untrusted import content, inside, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -296,7 +297,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a finished stage. Raises BadInput where there is none or it is not one of ours."""
     path = Path(directory) / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(content(path))
     except FileNotFoundError:
         raise BadInput(
             f"{directory} has no {MANIFEST}, so no stage finished there. Run that stage again with the same --out."
@@ -306,6 +307,12 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
         found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
         raise BadInput(f"{path}: expected schema '{MANIFEST_SCHEMA}', found {found!r}. Run its stage again.")
+    if not all(isinstance(manifest.get(name), dict) for name in ("files", "inputs", "counts")):
+        raise BadInput(f"{path}: files, inputs and counts must be objects. Run its stage again.")
+    for name, digest in manifest["files"].items():
+        inside(Path(directory), name, path)
+        if not isinstance(digest, str):
+            raise BadInput(f"{path}: the digest of {name} is a {type(digest).__name__}. Run its stage again.")
     return manifest
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from eyas.artifacts import disk_errors
 from eyas.errors import BadInput
+from eyas.untrusted import content, parse_json
 
 
 class Journal:
@@ -68,14 +69,14 @@ class Journal:
         """All whole lines; the file is cut behind them, so that appending never continues a torn one."""
         if not self.path.is_file():
             return []
-        data = self.path.read_bytes()
+        data = content(self.path, 1 << 40)
         lines: list[dict[str, Any]] = []
         good = 0
         for line in data.splitlines(keepends=True):
             try:
                 if not line.endswith(b"\n"):
                     break
-                lines.append(json.loads(line))
+                lines.append(parse_json(line))
             except ValueError:
                 break
             good += len(line)

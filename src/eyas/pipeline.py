@@ -25,6 +25,7 @@ from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_nam
 from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
 from eyas.stages import StageRunner, locked
+from eyas.terminal import echo
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
@@ -35,7 +36,7 @@ SCHEMAS = dict.fromkeys(
 )
 
 
-def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = echo) -> dict[str, Any]:
     """Run all stages in `run_dir`; return the summary, which is also written there. `say` gets one line a stage.
 
     Raises what the stages raise; called again, it goes on from there.

@@ -11,9 +11,9 @@ stay, since the tool's result that follows belongs to them.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from eyas.artifacts import canonical_json
 from eyas.errors import BadInput, EyasError
+from eyas.untrusted import content, lines, opened, parse_json
 
 Message = dict[str, Any]
 EXPECTED = (
@@ -190,18 +191,17 @@ def _rows(source: str | Path) -> Iterator[tuple[str, int, Any]]:
 def _json_lines(path: Path) -> Iterator[Any]:
     """Lines as text, so that a malformed one is one bad row; a .json file may also be one array of rows."""
     try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
-            if path.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
-                file.seek(0)
-                try:
-                    yield from json.loads(file.read())
-                except ValueError as error:
-                    raise BadInput(f"{path}: begins as a JSON array, but is none ({error}).") from error
-                return
-            file.seek(0)
-            for line in file:
-                yield line.decode("utf-8", errors="replace")
-    except (OSError, EOFError) as error:
+        with opened(path) as file:
+            array = path.suffix == ".json" and file.read(64).lstrip()[:1] == b"["
+        if array:
+            try:
+                yield from parse_json(content(path))
+            except ValueError as error:
+                raise BadInput(f"{path}: begins as a JSON array, but is none ({error}).") from error
+            return
+        for line in lines(path):
+            yield line.decode("utf-8", errors="replace")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read ({error}). Name a JSONL file, plain or gzip.") from error
 
 
@@ -260,8 +260,8 @@ def _content_id(turns: tuple[tuple[Message, ...], ...], tools: Any) -> str:
 def _object(row: Any) -> Mapping[str, Any]:
     if isinstance(row, str):
         try:
-            row = json.loads(row)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(row)
+        except ValueError as error:
             raise _Malformed(f"not JSON ({error}); {EXPECTED}") from None
     if not isinstance(row, Mapping):
         raise _Malformed(f"a JSON {type(row).__name__}; {EXPECTED}")
@@ -270,7 +270,7 @@ def _object(row: Any) -> Mapping[str, Any]:
 
 def _json_text(text: str, key: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise _Malformed(f"`{key}` is text but not JSON ({error}); expected a list") from None
 

@@ -24,6 +24,7 @@ from typing import Any
 from eyas.artifacts import MANIFEST, atomic_write_json, canonical_json, read_manifest, remove_leftovers, sha256_json
 from eyas.errors import BadInput, EyasError
 from eyas.machine import return_free_memory
+from eyas.untrusted import content, parse_json
 
 RECORDS = "stages.json"
 SCHEMA = "eyas-stages/1"
@@ -145,7 +146,7 @@ class StageRunner:
         if not path.is_file():
             return {}
         try:
-            parsed = json.loads(path.read_text(encoding="utf-8"))
+            parsed = parse_json(content(path))
             if parsed["schema"] != SCHEMA:
                 raise ValueError(f"schema {parsed['schema']!r}, expected {SCHEMA!r}")
             return {name: StageRecord(**record) for name, record in parsed["stages"].items()}

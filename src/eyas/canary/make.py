@@ -10,7 +10,6 @@ prompts, the expected tokens, K, what each way of counting must show, and what e
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -31,6 +30,7 @@ from ..machine import reuse_large_allocations
 from ..target import source
 from ..target.facts import read_facts
 from ..target.weights import load_ends
+from ..untrusted import content, parse_json
 from ..vocab import VocabMap
 from . import start, text
 from .neighbours import ORDER, TAPS, neighbours
@@ -115,7 +115,7 @@ def read(out_dir: str | Path) -> dict[str, Any]:
     """canary.json. Raises BadInput where there is none, or another version's."""
     file = Path(out_dir) / FILE
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse_json(content(file))
     except (OSError, ValueError) as error:
         raise BadInput(
             f"{file} cannot be read ({error}); make a canary with `eyas canary --target T --out DIR`"

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from eyas._version import __version__
+from eyas.terminal import echo
 
 # verb -> (module, what it does). The order is the order of the work.
 VERBS: dict[str, tuple[str, str]] = {
@@ -112,11 +113,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
+        echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
         code = 130
     except EyasError as error:
         rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
-        click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
+        echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         _hush()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Let the target write requests itself, as prompts for `eyas regenerate`.
 
 An instruction-tuned model knows what users say: given its chat template up to where a user's message begins, it goes on
@@ -71,4 +73,4 @@ def command(
     )  # fmt: skip
     with tqdm(total=count, unit="message", disable=None) as bar:
         counts = ask(resolve_target(target), out, count, how, bar.update)
-    click.echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")
+    echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")

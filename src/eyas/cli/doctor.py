@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.terminal import console, echo
+
 if TYPE_CHECKING:
     from eyas.engines.served import Served
 
@@ -130,16 +132,14 @@ def command(
         except OSError as error:
             raise BadInput(f"--html {html} cannot be written ({error.strerror})") from error
     if form == "json":
-        click.echo(json.dumps(diagnosis))
+        echo(json.dumps(diagnosis))
     elif form == "github":
         for f in diagnosis["findings"]:
-            click.echo(_annotation(draft, f))
+            echo(_annotation(draft, f))
     else:
-        from rich.console import Console
-
         from eyas.report.diagnosis_text import show
 
-        show(Console(highlight=False, markup=False), diagnosis, verbose=verbose)
+        show(console(), diagnosis, verbose=verbose)
     raise SystemExit(1 if _failed(diagnosis, fail_on) else 0)
 
 
@@ -202,7 +202,7 @@ def teller() -> Any:
 
     if not sys.stderr.isatty():
         return lambda text: None
-    return lambda text: click.echo(f"  {text} ...", err=True)
+    return lambda text: echo(f"  {text} ...", err=True)
 
 
 def _annotation(draft: Path, f: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 
 @click.command("export")
 @click.argument("source", required=False, type=click.Path(path_type=Path), metavar="RUN_OR_DRAFT")
@@ -128,22 +130,22 @@ def _export(
         else:
             next_steps = how(to, out, target or "TARGET", taps)
     if as_json:
-        click.echo(json.dumps({**report.to_dict(), "converted": converted and str(converted), "next": next_steps}))
+        echo(json.dumps({**report.to_dict(), "converted": converted and str(converted), "next": next_steps}))
         return
-    click.echo(
+    echo(
         f"{report.path}: {report.tensors} tensors, {report.bytes / 2**20:.1f} MiB, {report.dtype}, "
         f"from the {report.dialect} dialect" + (", read back and found equal" if report.verified else "")
     )
     for engine, differences in report.engines.items():
-        click.echo(f"  {engine}: {'runs as it stands' if not differences else 'cannot run it as trained'}")
+        echo(f"  {engine}: {'runs as it stands' if not differences else 'cannot run it as trained'}")
         for text in differences:
-            click.echo(f"    {text.removeprefix(engine + ': ')}")
+            echo(f"    {text.removeprefix(engine + ': ')}")
     for line in next_steps:
-        click.echo(f"  next: {line}")
+        echo(f"  next: {line}")
     if report.probe_rows:
-        click.echo(f"  probe: {report.probe_rows} rows; check any copy with `eyas export --check DIR`")
+        echo(f"  probe: {report.probe_rows} rows; check any copy with `eyas export --check DIR`")
     for note in report.notes:
-        click.echo(f"  note: {note}")
+        echo(f"  note: {note}")
 
 
 def _check(path: Path, as_json: bool) -> None:
@@ -151,11 +153,11 @@ def _check(path: Path, as_json: bool) -> None:
 
     report = check_draft(path)
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        echo(json.dumps(report.to_dict()))
     else:
         for problem in report.problems:
-            click.echo(f"  {problem}")
+            echo(f"  {problem}")
         probe = "no probe" if report.probe is None else f"{report.probe.choices} recorded choices"
-        click.echo(f"{path}: {report.tensors} tensors, {probe}: {'as exported' if report.ok else 'NOT as exported'}")
+        echo(f"{path}: {report.tensors} tensors, {probe}: {'as exported' if report.ok else 'NOT as exported'}")
     if not report.ok:
         raise click.exceptions.Exit(1)

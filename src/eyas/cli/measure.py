@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eyas.cli.sets import SETS, read_sets
+from eyas.terminal import console, echo
 
 HELP = """Ask a real server the same prompts with the draft and without, and say what it accepted.
 
@@ -99,15 +100,13 @@ def command(
         raise click.UsageError("--engine serves a DRAFT: name its directory")
     result = _measured(draft, target, engines, url, out, given)
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
-        from rich.console import Console
-
         from eyas.report.measured_text import show
 
-        show(Console(highlight=False, markup=False), result, out)
+        show(console(), result, out)
     if result["interrupted"]:
-        click.echo("eyas: interrupted; these are the answers that had come by then", err=True)
+        echo("eyas: interrupted; these are the answers that had come by then", err=True)
         raise SystemExit(130)
     _judge(result, strict, fail_below)
 
@@ -183,13 +182,11 @@ def _log(log: Path, as_json: bool) -> None:
         raise BadInput(f"{log} is no file; --log takes the server's log")
     served = from_log(log)
     if as_json:
-        click.echo(json.dumps(served.to_dict()))
+        echo(json.dumps(served.to_dict()))
         return
-    from rich.console import Console
-
     from eyas.report.measured_text import show_log
 
-    show_log(Console(highlight=False, markup=False), served)
+    show_log(console(), served)
 
 
 def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eyas.cli.sets import SETS, read_sets
+from eyas.terminal import console, echo
 
 RESULT = "result.json"
 
@@ -97,7 +98,7 @@ def command(
     if out is not None:
         _write(out, result, draft, folder, started)
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
         _show(result)
     _judge(result, strict, fail_below)
@@ -136,12 +137,11 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
 
 
 def _show(result: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     settings, k = result["settings"], result["settings"]["k"]
     how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
-    console = Console(highlight=False)
+    screen = console()
     what = f"{k} drafted a round"
     if settings["drafting"] == "tree":
         what = f"tree of {settings['nodes']} nodes, depth {k}, top {settings['topk']}"
@@ -158,29 +158,29 @@ def _show(result: Mapping[str, Any]) -> None:
     mean = _range(result["tau_mean_low"], result["tau_mean_high"])
     table.add_row("mean of sets", _number(result["tau_mean"]), mean, *over, *_rates(rates["unconditional"]))
     table.add_row("conditional", "", "", *over, *_rates(rates["conditional"]))
-    console.print(table)
+    screen.print(table)
     tree = " (along the tree's accepted path)" if settings["drafting"] == "tree" else ""
-    console.print(f"≥j: share of all rounds in which the first j drafts{tree} were all accepted;")
-    console.print("conditional: share of the rounds in which the first j-1 were.")
-    console.print(f"Counted as engines do, every round in full and loops too: τ {result['all_rounds']['tau']} overall.")
+    screen.print(f"≥j: share of all rounds in which the first j drafts{tree} were all accepted;")
+    screen.print("conditional: share of the rounds in which the first j-1 were.")
+    screen.print(f"Counted as engines do, every round in full and loops too: τ {result['all_rounds']['tau']} overall.")
     for name, row in result["tau"].items():
         if row["left_out"]:
-            console.print(f"{name}: {row['left_out']} prompts left out, too long for the target's context.")
-    _show_losslessness(console, result)
+            screen.print(f"{name}: {row['left_out']} prompts left out, too long for the target's context.")
+    _show_losslessness(screen, result)
     speed = result["speed"]
     if result["speedup"] is not None:
-        console.print(
+        screen.print(
             f"Speed: {speed['plain_tokens_per_s']} tokens/s plain, {speed['speculative_tokens_per_s']} with the draft, "
             f"{result['speedup']} times ({speed['prompts']} prompts one by one, {settings['threads']} threads)."
         )
 
 
-def _show_losslessness(console: Any, result: Mapping[str, Any]) -> None:
+def _show_losslessness(screen: Any, result: Mapping[str, Any]) -> None:
     if result["lossless"] is None:
-        console.print("Sampled: the text is distributed as the target's own, so there is nothing to compare by token.")
+        screen.print("Sampled: the text is distributed as the target's own, so there is nothing to compare by token.")
         return
     verdict = "Lossless" if result["lossless"] else "NOT lossless"
-    console.print(f"{verdict}: {result['identical']} of {result['compared']} answers are token for token the same.")
+    screen.print(f"{verdict}: {result['identical']} of {result['compared']} answers are token for token the same.")
     for kind, rows in (("near-tie", result["near_ties"]), ("DIFFERS", result["differences"])):
         for row in rows:
             sides = " | ".join(
@@ -188,7 +188,7 @@ def _show_losslessness(console: Any, result: Mapping[str, Any]) -> None:
                 for side in ("plain", "speculative")
             )
             where = f"{row['set']} prompt {row['prompt']}, token {row['position']}"
-            console.print(f"  {kind}: {where}: {sides}; gap {row['gap']}", markup=False)
+            screen.print(f"  {kind}: {where}: {sides}; gap {row['gap']}", markup=False)
 
 
 def _number(value: float | None) -> str:

@@ -24,6 +24,7 @@ from ..errors import BadInput, EyasError
 from ..target.facts import TargetFacts, read_facts, read_json
 from ..target.source import DEFAULT, resolve_target
 from ..target.weights import read_header, tensor_files
+from ..untrusted import parse_yaml
 
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -78,7 +79,10 @@ def planned_config(spec: str | None, changes: Mapping[str, str] | None = None) -
     config: dict[str, Any] = {"model_type": "llama"} if made_up else read_json(_config_file(spec))
     inner: dict[str, Any] = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), config)
     for name, text in (changes or {}).items():
-        inner[name] = yaml.safe_load(text)
+        try:
+            inner[name] = parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--size {name}={text}: not a YAML value") from error
     missing = [name for name in NEEDED if made_up and name not in inner]
     if missing:  # the family's defaults would fill the gaps without a word
         raise BadInput(f"a target made of sizes needs {', '.join(missing)}, too; give each as --size NAME=VALUE")

@@ -9,7 +9,6 @@ config.json come from transformers' own config class.   Exercise it:  pytest tes
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.conventions import default_taps
 from eyas.errors import BadInput
+from eyas.untrusted import content, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class TargetFacts:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises BadInput naming the file when it is missing or something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(content(path))
     except FileNotFoundError as error:
         raise BadInput(f"{path} is missing; a target is a Hugging Face model folder with config.json") from error
     except (OSError, ValueError) as error:

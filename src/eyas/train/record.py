@@ -7,7 +7,6 @@ A record is one step: loss, accuracy and chain accuracy per unrolled step, gradi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -17,6 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from ..artifacts import atomic_write, canonical_json, disk_errors
+from ..terminal import harmless
+from ..untrusted import parse_json
 
 METRICS = "metrics.jsonl"
 BOARD = "tensorboard"
@@ -56,7 +57,7 @@ class Recorder:
     def say(self, text: str) -> None:
         """A line above the bar; nothing where there is no bar."""
         if not self.bar.disable:
-            self.bar.write(f"eyas: {text}")
+            self.bar.write(harmless(f"eyas: {text}"))
 
     def evaluating(self) -> None:
         """Say that the bar stands still because held-out features are being measured."""
@@ -106,7 +107,7 @@ def cut_metrics(path: Path, step: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            if parse_json(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue
