@@ -32,7 +32,9 @@ def harmless(text: str) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape", "backslashreplace").decode(), text)
 
 
-def echo(text: Any = "", *, err: bool = False, nl: bool = True, styled: bool = False, color: bool | None = None) -> None:
+def echo(
+    text: Any = "", *, err: bool = False, nl: bool = True, styled: bool = False, color: bool | None = None
+) -> None:
     """Print a text. styled: it holds colours of ours, and what others wrote in it went through `harmless` before."""
     click.echo(text if styled else harmless(str(text)), err=err, nl=nl, color=color)
 

@@ -32,6 +32,8 @@ LONGEST_HEADER = 100_000_000
 LONGEST_RECIPE = 1 << 20
 LONGEST_NAME = 255
 """Of a file, as most file systems have it."""
+DEEPEST = 100
+"""Objects and lists in one another in a JSON text."""
 MOST_NODES = 100_000
 """Values of a YAML file, each counted as often as its aliases repeat it."""
 GROWTH = 256
@@ -70,10 +72,9 @@ def inside(folder: Path, name: str, listing: Path) -> Path:
 def content(path: str | os.PathLike[str], longest: int = LONGEST_TEXT) -> bytes:
     """The bytes of a file. Raises OSError where there is none, ValueError where it is longer than `longest`."""
     with open(regular(path), "rb") as file:
-        found = file.read(longest + 1)
-    if len(found) > longest:
-        raise ValueError(f"it is longer than {longest:,} bytes")
-    return found
+        if os.fstat(file.fileno()).st_size > longest:
+            raise ValueError(f"it is longer than {longest:,} bytes")
+        return file.read()
 
 
 def text(path: str | os.PathLike[str], longest: int = LONGEST_TEXT) -> str:
@@ -84,9 +85,22 @@ def text(path: str | os.PathLike[str], longest: int = LONGEST_TEXT) -> str:
 def parse_json(source: str | bytes) -> Any:
     """What a JSON text says. Raises ValueError for one that is none, or that is nested too deep to be read."""
     try:
-        return json.loads(source)
+        value = json.loads(source)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    level, depth = [value], 0
+    while level:  # so that whoever walks through it needs no bound of their own
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        level = [
+            part
+            for outer in level
+            if isinstance(outer, dict | list)
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(part, dict | list)
+        ]
+    return value
 
 
 def parse_yaml(source: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
@@ -133,7 +147,7 @@ def _count_nodes(node: Any, known: dict[int, int | None]) -> int:
 
 
 def lines(path: str | os.PathLike[str], longest: int = LONGEST_TEXT) -> Iterator[bytes]:
-    """The lines of a file, plain or gzip by its name. Raises OSError, EOFError or ValueError where it cannot be read."""
+    """The lines of a file, plain or gzip by its name. Raises OSError, EOFError, ValueError or zlib.error."""
     with opened(path) as file:
         while line := file.readline(longest + 1):
             if len(line) > longest:
@@ -171,8 +185,10 @@ def load_tensors(path: str | os.PathLike[str]) -> Any:
 
 def _unpacked(path: Path) -> io.BytesIO:
     longest = GROWTH * path.stat().st_size + (1 << 20)
+    out = io.BytesIO()
     with gzip.open(path, "rb") as file:
-        raw = file.read(longest + 1)
-    if len(raw) > longest:
-        raise ValueError(f"it unpacks to more than {GROWTH} times its size")
-    return io.BytesIO(raw)
+        while part := file.read(1 << 20):  # a read takes as much memory as it asks for
+            if out.write(part) and out.tell() > longest:
+                raise ValueError(f"it unpacks to more than {GROWTH} times its size")
+    out.seek(0)
+    return out

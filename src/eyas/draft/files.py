@@ -148,8 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part.
-    """
+    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part."""
     import torch
 
     try:

@@ -53,7 +53,8 @@ def map_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
         raise EyasError(f"{path}: the feature shard cannot be read ({error}); {REMEDY}") from error
     except BadInput as error:
         missing = isinstance(error.__cause__, FileNotFoundError)
-        raise EyasError(f"{path}: the feature shard is missing; {REMEDY}" if missing else f"{error}; {REMEDY}") from error
+        said = f"{path}: the feature shard is missing" if missing else str(error)
+        raise EyasError(f"{said}; {REMEDY}") from error
     return tensors, dict(header.metadata)
 
 

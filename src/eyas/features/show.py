@@ -49,7 +49,8 @@ def show_document(document: Document, tokenizer: Any, color: bool) -> str:
     runs = mask_runs(document)
     turns = sum(on for _, _, on in runs)
     supervised = int(document.mask.sum())
-    parts = [f"{harmless(document.id)}: {len(document)} tokens, {supervised} supervised, {turns} turn{'s' * (turns != 1)}\n"]
+    name = harmless(document.id)
+    parts = [f"{name}: {len(document)} tokens, {supervised} supervised, {turns} turn{'s' * (turns != 1)}\n"]
     for start, end, on in runs:
         text = tokenizer.decode(document.ids[start:end].tolist(), skip_special_tokens=False)
         text = harmless(text).replace("\n", NEWLINE + "\n")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PLAIN = {"llama", "mistral", "qwen2", "qwen3"}
 PLAIN_NEEDS = ("head_dim", "tie_word_embeddings", "rms_norm_eps", "max_position_embeddings", "num_key_value_heads")
 
+MOST_LAYERS = 10_000
+
 # What each name is called elsewhere, in the order in which it is looked for.
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
@@ -133,7 +135,21 @@ def read_facts(folder: str | Path) -> TargetFacts:
     """Facts of the model in `folder`. Raises BadInput naming the file and the field that is missing or impossible."""
     folder = Path(folder)
     raw = read_json(folder / "config.json")
+    try:
+        return _read_facts(folder, raw)
+    except BadInput:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
+        # A value of another kind than every config has there: a list for a number, text for a table.
+        raise BadInput(f"{folder / 'config.json'} is not the config of a language model ({error!r})") from error
+
+
+def _read_facts(folder: Path, raw: dict[str, Any]) -> TargetFacts:
     text = _text_config(raw)
+    for name in SPELLINGS["num_layers"]:  # config classes make lists of so many entries
+        for config in (raw, text):
+            if type(config.get(name)) is int and config[name] > MOST_LAYERS:
+                raise BadInput(f"{folder / 'config.json'}: {name} = {config[name]}; at most {MOST_LAYERS} is believed")
     written = [c["tie_word_embeddings"] for c in (raw, text) if c.get("tie_word_embeddings") is not None]
     model_type = str(text.get("model_type") or raw.get("model_type") or "")
     if model_type not in PLAIN or any(k not in text for k in PLAIN_NEEDS) or not _rope(text):
