@@ -289,9 +289,10 @@ def conversations(folder: Path, data: bytes) -> None:
 
 @functools.cache
 def _tokenizer(folder: Path) -> Any:
-    from conftest import CHATML, TEXT
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
+    from conftest import CHATML, TEXT
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -543,8 +544,10 @@ def seeds() -> dict[str, dict[str, bytes]]:
         'vllm:generation_tokens_total{model_name="m"} 22.0',
         "sglang:spec_accept_length 1.9",
     ))  # fmt: skip
-    finding = {"id": "EY-<script>alert(1)</script>", "severity": "error", "status": "confirmed", "evidence": "\x1b[2J",
-               "remedy": "<img src=x onerror=alert(1)>", "sources": ["sgl-project/sglang#1", "javascript:x"]}  # fmt: skip
+    finding = {
+        "id": "EY-<script>alert(1)</script>", "severity": "error", "status": "confirmed", "evidence": "\x1b[2J",
+        "remedy": "<img src=x onerror=alert(1)>", "sources": ["sgl-project/sglang#1", "javascript:x"],
+    }  # fmt: skip
     told = {
         "draft": "d", "eyas": "0", "verdict": "faulty", "where": ["map"], "summary": "\u202e", "findings": [finding],
         "tau": {"declared": 1.2, "best": [1, 2], "training": None}, "next": "eyas repair <x>", "not_evaluated": [{}],

@@ -22,9 +22,10 @@ from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, wri
 from eyas.ask import PROMPTS
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
+from eyas.locks import inside
 from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
-from eyas.stages import StageRunner, locked
+from eyas.stages import StageRunner
 from eyas.terminal import echo
 
 SUMMARY = "summary.json"
@@ -44,7 +45,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = echo) -> 
     from eyas.target.source import identify, resolve_target
 
     config = config.on_this_machine()
-    with locked(run_dir):
+    with inside(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
         runner = StageRunner(run_dir, say, SCHEMAS)

@@ -10,13 +10,12 @@ is skipped. A started one with the same key is called again and goes on. A diffe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import json
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,18 +169,6 @@ def output_digest(stage_dir: Path, prefix: str = "") -> str:
         if not (stage_dir / name).is_file():
             raise BadInput(f"{stage_dir / name} is listed in {MANIFEST} but missing. Run its stage again.")
     return sha256_json(files)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` for one run at a time. The lock goes with the process, also when it is killed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise EyasError(f"another run is at work in {folder}. Wait for it, or choose another --out.") from error
-        yield
 
 
 def describe(counts: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ eyas prove runs/demo/export --limit 4                   # pytest tests/test_prov
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -85,6 +86,7 @@ def command(
     from tqdm import tqdm
 
     from eyas.decode.prove import prove
+    from eyas.locks import inside
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
@@ -93,10 +95,11 @@ def command(
     sets = read_sets(files, names, limit)
     folder = resolve_target(target)
     total = 2 * sum(map(len, sets.values()))
-    with tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False) as bar:
+    bar = tqdm(total=total, desc="prove", unit="answer", disable=None, leave=False)
+    with bar, contextlib.nullcontext() if out is None else inside(out):
         result = prove(draft, folder, sets, on_answer=bar.update, **settings)
-    if out is not None:
-        _write(out, result, draft, folder, started)
+        if out is not None:
+            _write(out, result, draft, folder, started)
     if as_json:
         echo(json.dumps(result))
     else:
@@ -108,7 +111,6 @@ def _write(out: Path, result: Mapping[str, Any], draft: Path, target: Path, star
     from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
     from eyas.target.source import fingerprint
 
-    out.mkdir(parents=True, exist_ok=True)
     atomic_write_json(out / RESULT, result)
     weights = {path.name: sha256_file(path) for path in sorted(draft.glob("*.safetensors"))}
     write_manifest(

@@ -86,7 +86,7 @@ def _saved_map(path: Path) -> torch.Tensor:
 
         try:
             return torch.from_numpy(np.load(regular(path), allow_pickle=False))
-        except (ValueError, OSError, TypeError) as error:
+        except Exception as error:  # numpy raises a dozen kinds for a damaged array
             raise BadInput(f"{path} cannot be read as an array ({error})") from error
     try:
         held: Any = load_tensors(path)

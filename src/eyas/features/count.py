@@ -22,6 +22,7 @@ from eyas.errors import BadInput, Mismatch
 from eyas.features.conversations import encode_all, load_tokenizer
 from eyas.features.extract import feature_meta
 from eyas.features.reader import FeatureSet
+from eyas.locks import inside
 from eyas.target.facts import read_facts
 from eyas.vocab import FILE, SCHEMA, VocabMap
 
@@ -86,44 +87,47 @@ def make_vocab(
         told = {**read_manifest(out)["counts"], "out": str(out), "digest": done.digest(), "skipped": True}
         return VocabReport(**told)
 
-    if features is not None or talks:
-        counts = count_supervised(features) if features is not None else _count_answers(source, target_dir)  # int64 [V]
-        made = VocabMap.from_counts(counts, size, wanted)
-    else:
-        made = VocabMap.load(source).recut(size, wanted)
-        assert made.counts is not None
-        counts = made.counts
-    held_counts = None if held is None else count_supervised(held)
-    if held_counts is not None and held_counts.numel() != counts.numel():
-        raise Mismatch(
-            f"{held_out}: held-out features of a target with {held_counts.numel()} ids, {source} has {counts.numel()}; "
-            f"extract both with the same target"
+    with inside(out):
+        if features is not None or talks:
+            counts = (
+                count_supervised(features) if features is not None else _count_answers(source, target_dir)
+            )  # int64 [V]
+            made = VocabMap.from_counts(counts, size, wanted)
+        else:
+            made = VocabMap.load(source).recut(size, wanted)
+            assert made.counts is not None
+            counts = made.counts
+        held_counts = None if held is None else count_supervised(held)
+        if held_counts is not None and held_counts.numel() != counts.numel():
+            raise Mismatch(
+                f"{held_out}: held-out features of a target with {held_counts.numel()} ids, {source} has "
+                f"{counts.numel()}; extract both with the same target"
+            )
+        report = VocabReport(
+            out=str(out),
+            size=made.size,
+            target_size=made.target_size,
+            always=len(made.always),
+            observed=int((counts > 0).sum()),
+            filled=int((counts[made.ids] == 0).sum()),
+            supervised_tokens=int(counts.sum()),
+            coverage=made.coverage(counts),
+            held_out_coverage=None if held_counts is None else made.coverage(held_counts),
+            digest=made.digest(),
         )
-    report = VocabReport(
-        out=str(out),
-        size=made.size,
-        target_size=made.target_size,
-        always=len(made.always),
-        observed=int((counts > 0).sum()),
-        filled=int((counts[made.ids] == 0).sum()),
-        supervised_tokens=int(counts.sum()),
-        coverage=made.coverage(counts),
-        held_out_coverage=None if held_counts is None else made.coverage(held_counts),
-        digest=made.digest(),
-    )
-    made.save(out / FILE)
-    numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
-    write_manifest(
-        out,
-        STAGE,
-        inputs=inputs,
-        config=config,
-        counts=numbers,
-        duration_s=time.monotonic() - started,
-        files=[FILE],
-        schema=SCHEMA,
-    )
-    return report
+        made.save(out / FILE)
+        numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
+        write_manifest(
+            out,
+            STAGE,
+            inputs=inputs,
+            config=config,
+            counts=numbers,
+            duration_s=time.monotonic() - started,
+            files=[FILE],
+            schema=SCHEMA,
+        )
+        return report
 
 
 def count_supervised(features: Any) -> torch.Tensor:

@@ -31,6 +31,7 @@ from eyas.features.extract import feature_meta, in_turn, refuse_others, shards_w
 from eyas.features.layout import SCHEMA, STAGE, FeatureMeta
 from eyas.features.passes import store
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer
+from eyas.locks import inside
 from eyas.target.facts import read_facts
 from eyas.target.weights import Ends, load_ends
 from eyas.untrusted import content, load_tensors, parse_json
@@ -118,10 +119,11 @@ def import_foreign(
             _store(read(files[document.id]), files[document.id], ends, document, buffer, d)
             advance(len(document))
 
-    return write_features(
-        out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
-        progress=progress, shard_bytes=shard_bytes, salt=kind,
-    )  # fmt: skip
+    with inside(out):
+        return write_features(
+            out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
+            progress=progress, shard_bytes=shard_bytes, salt=kind,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ the two formats

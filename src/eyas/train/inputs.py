@@ -33,7 +33,7 @@ from .start import embedding_for, initialise, new_draft
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock"}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, MANIFEST, ".lock", f".{DRAFT}.lock"}
 TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, where the draft was found or how the work is laid out makes it no other run.
 INDIFFERENT = {"save_every", "keep", "init_from", "parallel", "recompute"}
