@@ -75,7 +75,7 @@ def ask(
         started = time.monotonic()
         remove_leftovers(out_dir)
         (out_dir / MANIFEST).unlink(missing_ok=True)
-        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **settings})
+        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **settings}, FIELDS)
         found: dict[int, tuple[str, str]] = {r["number"]: (r["text"], r["finish"]) for r in journal.records}
         missing = [number for number in range(count) if number not in found]
         try:
@@ -97,6 +97,9 @@ def ask(
         )  # fmt: skip
         journal.path.unlink(missing_ok=True)
         return counts
+
+
+FIELDS = {"number": int, "text": str, "finish": str}  # of a line of the journal
 
 
 def usable(messages: Sequence[tuple[str, str]]) -> tuple[list[Prompt], dict[str, int]]:

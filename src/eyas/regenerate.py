@@ -140,7 +140,7 @@ def regenerate(
         remove_leftovers(out_dir)
         (out_dir / MANIFEST).unlink(missing_ok=True)
 
-        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **identity, **settings})
+        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **identity, **settings}, FIELDS)
         ledger = Ledger(len(given.prompts), max_supervised_tokens)
         resumed = _replay(journal, given.prompts, ledger)
         work = Work(given.prompts, ledger, journal, None if temperature == 0 else seed, max_new_tokens, progress)
@@ -182,6 +182,9 @@ def regenerate(
         )
         journal.path.unlink(missing_ok=True)
         return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
+
+
+FIELDS = {"id": str, "asked": str, "outcome": dict}  # of a line of the journal
 
 
 class Work:

@@ -83,11 +83,17 @@ def text(path: str | os.PathLike[str], longest: int = LONGEST_TEXT) -> str:
 
 
 def parse_json(source: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError for one that is none, or that is nested too deep to be read."""
+    """What a JSON text says.
+
+    Raises ValueError for one that is none, that is nested too deep to be read, or that holds half a character (a lone
+    surrogate), which nothing could write down again.
+    """
     try:
         value = json.loads(source)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    if (b"\\ud" in source.lower()) if isinstance(source, bytes) else ("\\ud" in source.lower()):
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, which is a ValueError
     level, depth = [value], 0
     while level:  # so that whoever walks through it needs no bound of their own
         depth += 1

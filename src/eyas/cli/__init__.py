@@ -7,7 +7,7 @@ A verb's module is imported only when that verb is called (or its own help asked
 neither torch nor transformers. Each `eyas.cli.<verb>` defines `command`: it parses, calls and renders.
 
 Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not belong
-together, 130 interrupted. See errors.py.
+together, 130 interrupted, 143 ended by SIGTERM. See errors.py.
 """
 
 from __future__ import annotations
@@ -101,8 +101,11 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the console script and of `python -m eyas`."""
+    from eyas.artifacts import system_refused
     from eyas.errors import EyasError
+    from eyas.signals import GOES_ON, Terminated, with_signals
 
+    with_signals()
     try:
         cli.main(args=argv, prog_name="eyas", standalone_mode=False)
         sys.stdout.flush()
@@ -112,8 +115,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except Terminated as error:
+        echo(f"eyas: ended by {error.name}; {GOES_ON}", err=True)
+        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        echo("eyas: interrupted; the same command goes on where this one stopped.", err=True)
+        echo(f"eyas: interrupted; {GOES_ON}", err=True)
         code = 130
     except EyasError as error:
         rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
@@ -122,4 +128,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         _hush()
         code = 0
+    except OSError as error:
+        said = system_refused(error)
+        if said is None:
+            raise
+        echo(f"eyas: {said}", err=True)
+        code = 1
     sys.exit(code)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.signals import Terminated
 from eyas.terminal import echo
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ def _answer(talk: Conversation, say: str, marks: Marks, explain: bool) -> None:
                 for token, own in zip(done.tokens, done.own, strict=True)
             ]
             echo(marks.pieces(parts), nl=False, styled=True)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if isinstance(error, Terminated):
+            raise
         turn.finish = "interrupted"
     except EyasError:
         echo()  # whatever is reported begins on a line of its own
@@ -241,7 +244,9 @@ def _converse(talk: Conversation, marks: Marks, explain: bool) -> None:
     while True:
         try:
             say = input("\n> ").strip()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if isinstance(error, Terminated):
+                raise
             continue
         except EOFError:
             echo()
