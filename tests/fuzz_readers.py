@@ -3,8 +3,10 @@
     make fuzz SECONDS=600              python tests/fuzz_readers.py --seconds 60 --only header,gguf_header
 
 With `atheris` installed (`pip install atheris`) mutation is guided by coverage of src/eyas; without it files are
-mutated at random. Each parser runs in a process of its own, bounded in memory and time for each input. A finding is written to
-tests/corpus/PARSER/found-DIGEST, its traceback to stderr, and the exit code is 1. test_fuzz_corpus.py replays.
+mutated at random. Each parser runs in a process of its own, bounded in memory and in time for each input. A finding is
+written to tests/corpus/PARSER/found-DIGEST, its traceback to stderr, and the exit code is 1.
+
+test_fuzz_corpus.py replays the corpus.
 """
 
 from __future__ import annotations

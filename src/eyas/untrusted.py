@@ -118,6 +118,11 @@ def parse_yaml(source: str, loader: type[yaml.SafeLoader] | None = None) -> Any:
     import yaml
 
     class Bounded(loader or yaml.SafeLoader):  # type: ignore[misc]
+        def fetch_more_tokens(self) -> Any:
+            if self.flow_level + len(self.indents) > DEEPEST:  # each level costs a look at all before it
+                raise yaml.YAMLError(f"it is nested more than {DEEPEST} deep")
+            return super().fetch_more_tokens()
+
         def get_single_node(self) -> Any:
             node = super().get_single_node()
             _count_nodes(node, {})

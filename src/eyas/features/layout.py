@@ -148,9 +148,12 @@ def read_index(text: str, where: str) -> tuple[FeatureMeta, dict[str, ShardEntry
         if parsed["schema"] != SCHEMA:
             raise BadInput(f"{where}: schema {parsed['schema']!r}, this Eyas reads {SCHEMA!r}; extract again")
         entries = [_entry(e) for e in parsed["shards"]]
-        return FeatureMeta.from_dict(parsed["meta"]), {e.name: e for e in entries}
+        meta = FeatureMeta.from_dict(parsed["meta"])
+    except BadInput as error:
+        raise error if where in str(error) else BadInput(f"{where}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{where}: not an index of feature shards ({error}); run the extraction again") from error
+    return meta, {e.name: e for e in entries}
 
 
 def _entry(values: Mapping[str, Any]) -> ShardEntry:

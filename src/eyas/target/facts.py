@@ -137,8 +137,10 @@ def read_facts(folder: str | Path) -> TargetFacts:
     raw = read_json(folder / "config.json")
     try:
         return _read_facts(folder, raw)
-    except BadInput:
-        raise
+    except BadInput as error:
+        if str(folder) in str(error):
+            raise
+        raise BadInput(f"{folder / 'config.json'}: {error}") from error
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         # A value of another kind than every config has there: a list for a number, text for a table.
         raise BadInput(f"{folder / 'config.json'} is not the config of a language model ({error!r})") from error
