@@ -1,18 +1,20 @@
 """Runs the command line on what an attacker may have written, in a child that is bounded in memory and time.
 
-said = eyas(tmp_path, "inspect", str(draft)); said.harmless(); said.refused("config.json")
+said = eyas("inspect", str(draft)); said.harmless(); said.refused("config.json")
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 ROOM = 3 << 29  # bytes above what the test process has: a bomb that goes off needs more
 PATIENCE = 60  # seconds
@@ -48,23 +50,34 @@ class Said:
         return self
 
 
-def eyas(scratch: Path, *arguments: str) -> Said:
-    """`eyas ARGUMENTS` in a child of this process, which has imported most already."""
-    out, err = scratch / "said.out", scratch / "said.err"
+def eyas(*arguments: str, before: Callable[[], None] | None = None) -> Said:
+    """`eyas ARGUMENTS` in a child of this process, which has imported most already. before: called in the child."""
+    pipes = [os.pipe() for _ in range(2)]
     child = os.fork()
     if child == 0:
-        _run(out, err, arguments)
+        _run([writer for _, writer in pipes], arguments, before)
+    texts = ["", ""]
+
+    def read(place: int) -> None:
+        with open(pipes[place][0], encoding="utf-8", errors="backslashreplace") as file:
+            texts[place] = file.read()
+
+    for _, writer in pipes:
+        os.close(writer)
+    readers = [threading.Thread(target=read, args=(place,)) for place in range(2)]
+    for reader in readers:
+        reader.start()
     status = os.waitpid(child, 0)[1]
-    code = os.waitstatus_to_exitcode(status)
-    read = {"encoding": "utf-8", "errors": "backslashreplace"}
-    return Said(code, out.read_text(**read), err.read_text(**read))
+    for reader in readers:
+        reader.join()
+    return Said(os.waitstatus_to_exitcode(status), *texts)
 
 
-def _run(out: Path, err: Path, arguments: tuple[str, ...]) -> None:
+def _run(writers: list[int], arguments: tuple[str, ...], before: Callable[[], None] | None) -> None:
     status = 99
     try:
-        for number, path in ((1, out), (2, err)):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        for number, writer in zip((1, 2), writers, strict=True):
+            os.dup2(writer, number)
         sys.stdin = open(os.devnull)  # noqa: SIM115  (closed with the process)
         sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))  # noqa: SIM115
         with open("/proc/self/statm") as file:
@@ -74,12 +87,16 @@ def _run(out: Path, err: Path, arguments: tuple[str, ...]) -> None:
         signal.alarm(PATIENCE)
         from eyas.cli import main
 
+        if before is not None:
+            before()
         main(list(arguments))
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        with contextlib.suppress(BaseException):
+            sys.stderr.flush()
+        os._exit(status)  # whatever happens: a child that goes on would run the tests a second time

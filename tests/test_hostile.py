@@ -289,7 +289,7 @@ def test_a_hostile_draft_is_harmless(tmp_path: Path, name: str) -> None:
     make(draft)
     before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(out)}
     for verb, arguments in VERBS.items():
-        said = eyas(out, *(a.format(draft=draft, out=out) for a in arguments)).harmless()
+        said = eyas(*(a.format(draft=draft, out=out) for a in arguments)).harmless()
         if words and verb in ("inspect", "export"):
             said.refused(str(draft), words)
     assert not ran(draft).exists(), "code of the draft ran"
@@ -383,8 +383,8 @@ def test_hostile_features_are_refused(m: Any, tmp_path: Path, name: str) -> None
     if name.endswith(("vocabulary", "zero", "width")):  # else the checksum would tell
         listed(features)
     arguments = ["train", str(features), "--vocab", str(vocab), "--target", str(m.target), "--out", str(tmp_path / "o")]
-    eyas(tmp_path, *arguments, "--set", "steps=1", "--set", "intermediate_size=16").refused(str(features), words)
-    eyas(tmp_path, "vocab", str(features), "--size", "50", "--target", str(m.target), "--out", str(tmp_path / "v")) \
+    eyas(*arguments, "--set", "steps=1", "--set", "intermediate_size=16").refused(str(features), words)
+    eyas("vocab", str(features), "--size", "50", "--target", str(m.target), "--out", str(tmp_path / "v")) \
         .harmless()  # fmt: skip
     assert not (tmp_path / "o").exists() or not list((tmp_path / "o").iterdir())
 
@@ -398,12 +398,12 @@ def test_prompts_that_steer_are_answered_and_shown_harmless(tiny_target: Path, t
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"prompt": "\\ud800"}\n')
     out = tmp_path / "answers"
     base = ["regenerate", str(prompts), "--target", str(tiny_target), "--out", str(out), "--max-new-tokens", "4"]
-    eyas(tmp_path, *base).refused("prompts.jsonl, line 4")
-    eyas(tmp_path, *base, "--skip-bad").harmless()
+    eyas(*base).refused("prompts.jsonl, line 4")
+    eyas(*base, "--skip-bad").harmless()
     talks = tmp_path / "talks.jsonl"
     said = {"messages": [{"role": "user", "content": STEER}, {"role": "assistant", "content": STEER}], "id": STEER}
     talks.write_text(json.dumps(said) + "\n" + json.dumps({**said, "messages": STEER}) + "\n")
-    shown = eyas(tmp_path, "extract", str(talks), "--target", str(tiny_target), "--show", "5", "--skip-bad")
+    shown = eyas("extract", str(talks), "--target", str(tiny_target), "--show", "5", "--skip-bad")
     assert "\\x1b]0;owned" in shown.harmless().out and shown.code == 0
 
 
@@ -485,7 +485,7 @@ def test_other_hostile_input_is_refused(tiny_target: Path, tmp_path: Path, monke
     monkeypatch.setattr(untrusted.lines, "__defaults__", (1 << 20,))  # else a bomb must be as large as its bound
     _target.place = tiny_target  # type: ignore[attr-defined]
     arguments = [a.replace("{target}", str(tiny_target)) for a in make(tmp_path)]
-    eyas(tmp_path, *arguments).refused(str(tmp_path), words)
+    eyas(*arguments).refused(str(tmp_path), words)
     assert not Path("/tmp/the-code-ran").exists()
 
 
@@ -497,5 +497,5 @@ def test_pipes_and_folders_are_not_waited_for(tiny_target: Path, tmp_path: Path)
         verbs = (["extract", str(given), *out], ["regenerate", str(given), *out], ["run", str(given), *out[2:]],
                  ["vocab", str(given), "--size", "9", *out], ["measure", "--log", str(given)])  # fmt: skip
         for arguments in verbs:
-            said = eyas(tmp_path, *arguments).harmless()
+            said = eyas(*arguments).harmless()
             assert said.code in (1, 2, 3) and str(given) in said.err, (arguments, said)

@@ -115,12 +115,14 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except Terminated as error:
-        echo(f"eyas: ended by {error.name}; {GOES_ON}", err=True)
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        echo(f"eyas: interrupted; {GOES_ON}", err=True)
-        code = 130
+    except (click.Abort, KeyboardInterrupt) as error:
+        ended = error if isinstance(error, Terminated) else error.__cause__  # click raises its own in its place
+        if isinstance(ended, Terminated):
+            echo(f"eyas: ended by {ended.name}; {GOES_ON}", err=True)
+            code = ended.exit_code
+        else:
+            echo(f"eyas: interrupted; {GOES_ON}", err=True)
+            code = 130
     except EyasError as error:
         rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
         echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
