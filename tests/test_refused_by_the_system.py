@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from drafts import make_draft, write_flat
 from eyas.draft.checkpoint import save_draft
+from eyas.regenerate import JOURNAL
 from hostile import Said, eyas
 from training import conversations, material
 
@@ -214,7 +215,7 @@ def test_a_signal_while_the_target_answers_keeps_what_is_answered(given: Given, 
 
     said = eyas(*given.arguments("regenerate", out), before=soon)
     assert said.code == 143
-    kept = (out / "journal.jsonl").read_text().splitlines()
+    kept = (out / JOURNAL).read_text().splitlines()
     assert len(kept) == 2, "the settings, and the answer that had just come"
     assert eyas(*given.arguments("regenerate", out)).code == 0
     assert content(out) == content(given.folder / "warm" / "regenerate")

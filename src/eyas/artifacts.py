@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,8 @@ def _said(path: str | os.PathLike[str], number: int, words: str, needed: int | N
         room += ")"
     remedy = _REMEDIES[number].format(room=room)
     again = ", and run the same command again; what is done is kept" if number in (*FULL, errno.EFBIG) else ""
-    return f"{path} cannot be written ({words}). {remedy}{again}."
+    named = re.sub(re.escape(_TEMP_MARK) + r"\d+-[0-9a-f]{8}-", "", str(path))  # by the name that it would have got
+    return f"{named} cannot be written ({words}). {remedy}{again}."
 
 
 def _existing(path: Path) -> Path:

@@ -49,7 +49,8 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
-        self.log.close()
+        with disk_errors(self.path):
+            self.log.close()
         if self.board is not None:
             with contextlib.suppress(OSError):
                 self.board.close()
