@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-loaders test-engines test-browser check performance docs install clean
+.PHONY: help demo test fuzz audit test-loaders test-engines test-browser check performance pictures docs install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,17 @@ demo: $(STAMP)
 # Files are dealt out to as many processes as there are cores, up to four: each holds torch.
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+
+# Mutates tests/corpus through every parser; guided by coverage where `pip install atheris` was done.
+SECONDS ?= 600
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS)
+
+# Known vulnerabilities of all that is pinned; needs the network, and an environment of its own.
+AUDIT := .venv-audit
+audit:
+	@test -x $(AUDIT)/bin/pip-audit || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip --disable-pip-version-check install -q pip-audit)
+	$(AUDIT)/bin/pip-audit --no-deps --disable-pip -r constraints.txt
 
 # The real loaders of SGLang and vLLM against our profiles of them.
 test-loaders: $(STAMP)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drafts import make_draft, write_speculators
-from eyas import cli, console
+from eyas import cli, console, terminal
 from eyas.cli import LazyGroup
 
 
@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
     ],
 )
 def test_when_colours_are_wanted(stream: type[io.StringIO], environment: dict[str, str], wanted: bool):
-    assert console.wants_color(stream(), environment) is wanted
+    assert terminal.wants_color(stream(), environment) is wanted
 
 
 @pytest.fixture(scope="module")

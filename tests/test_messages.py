@@ -43,7 +43,7 @@ NAMES = re.compile(
 )
 # A value that brings the remedy along: a constant of the module, or the words of an error that is told in turn.
 BRINGS = re.compile(
-    r"REMEDY|EXPECTED|KEEPS|\b(?:remedy|full|hint|error|why|problem|lines|reasons|refused|command)\b|"
+    r"REMEDY|EXPECTED|KEEPS|\b(?:remedy|full|hint|error|why|problem|lines|reasons|refused|command|said)\b|"
     r"^(?:explained|refusal|_by_options|self\._not_finite)\("
 )
 
@@ -144,7 +144,7 @@ WRONG = [
     ("extract talks.jsonl --target ./nowhere --out o", 2, "no folder or file './nowhere'; a target is a model folder"),
     ("extract talks.jsonl --target talks.jsonl --out o", 2, "talks.jsonl is a file; a target is a model folder"),
     ("extract talks.jsonl --target nothing --out o", 2, "nothing has no config.json.*name a folder that has one"),
-    ("extract target --target target --out o", 2, "target is not a file; name a JSONL file"),
+    ("extract target --target target --out o", 2, "target/config.json, line 1: not JSON.*expected a JSON object"),
     ("extract talks.jsonl --target target --out talks.jsonl", 2, "--out talks.jsonl is a file; choose a folder"),
     ("extract talks.jsonl --target target --out talks.jsonl/o", 2, "--out talks.jsonl/o: talks.jsonl is a file"),
     ("extract talks.jsonl --target target --out run", 2, "--out run is what `eyas train` wrote; choose another"),

@@ -10,7 +10,8 @@ import pytest
 
 from eyas.artifacts import write_manifest
 from eyas.errors import BadInput, EyasError
-from eyas.stages import StageRunner, locked, peak_memory_gib
+from eyas.locks import inside
+from eyas.stages import StageRunner, peak_memory_gib
 
 
 class Counter:
@@ -118,9 +119,9 @@ def test_a_broken_record_is_named(tmp_path: Path, text: str):
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path):
-    with locked(tmp_path), pytest.raises(EyasError, match="another run"), locked(tmp_path):
+    with inside(tmp_path), pytest.raises(EyasError, match="is being written by process"), inside(tmp_path):
         pass
-    with locked(tmp_path):
+    with inside(tmp_path):
         pass
 
 

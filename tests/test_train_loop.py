@@ -177,9 +177,9 @@ def test_metrics_are_cut_at_the_checkpoint(tmp_path):
 
 
 def test_two_runs_at_once_in_one_folder_are_refused(m, tmp_path):
-    from eyas.stages import locked
+    from eyas.locks import inside
 
-    with locked(tmp_path), pytest.raises(EyasError, match="another run is at work"):
+    with inside(tmp_path), pytest.raises(EyasError, match="is being written by process"):
         run(m, tmp_path)
 
 

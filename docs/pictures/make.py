@@ -27,11 +27,15 @@ from safetensors.torch import save_file
 HERE = Path(__file__).resolve().parent
 COLUMNS = 100
 PLAIN_FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
-PAPER = TerminalTheme(
-    (255, 255, 255), (36, 41, 46),
-    [(36, 41, 46), (203, 36, 49), (34, 134, 58), (150, 100, 0), (3, 102, 214), (111, 66, 193), (5, 122, 133), (88, 96, 105)],
-    [(88, 96, 105), (203, 36, 49), (34, 134, 58), (150, 100, 0), (3, 102, 214), (111, 66, 193), (5, 122, 133), (36, 41, 46)],
+BLACK, RED, GREEN, OCHRE, BLUE, VIOLET, TEAL, GREY = (
+    (36, 41, 46), (203, 36, 49), (34, 134, 58), (150, 100, 0), (3, 102, 214), (111, 66, 193), (5, 122, 133), (88, 96, 105)
 )  # fmt: skip
+PAPER = TerminalTheme(
+    (255, 255, 255),
+    BLACK,
+    [BLACK, RED, GREEN, OCHRE, BLUE, VIOLET, TEAL, GREY],
+    [GREY, RED, GREEN, OCHRE, BLUE, VIOLET, TEAL, BLACK],
+)
 
 
 def broken(draft: Path, folder: Path) -> Path:

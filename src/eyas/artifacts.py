@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas._version import __version__
 from eyas.errors import BadInput, EyasError
+from eyas.untrusted import content, inside, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -77,31 +79,68 @@ def sha256_json(value: Any) -> str:
 # ---------------------------------------------------------------- writes
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    **dict.fromkeys(FULL, "The disk is full{room}: free some space or choose another --out"),
+    errno.EFBIG: "A file may not become so large there{room}: raise the limit (ulimit -f) or choose another --out",
+    **dict.fromkeys((errno.EACCES, errno.EPERM),
+                    "Writing there is not allowed: choose another --out or mend its permissions"),
+    errno.EROFS: "The file system is read-only: choose another --out, or mount it for writing",
+    errno.EIO: "The disk fails: look at the system's log and copy what is there elsewhere",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Too many files are open: raise the limit (ulimit -n)"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+                    "A file is where a folder should be, or the other way round: choose another --out"),
+}  # fmt: skip
+# The system's words, as safetensors and torch put them into exceptions of their own.
+_IN_WORDS = (
+    (errno.ENOSPC, ("no space left", "os error 28", "disk quota")),
+    (errno.EFBIG, ("file too large", "os error 27")),
+    (errno.EROFS, ("read-only file system", "os error 30")),
+    (errno.EIO, ("input/output error", "os error 5)")),
+)
+
+
+def _said(path: str | os.PathLike[str], number: int, words: str, needed: int | None) -> str | None:
+    """The message for one of _REMEDIES, None for any other error."""
+    if number not in _REMEDIES:
+        return None
+    room = ""
+    if needed is not None:
+        room = f" ({needed:,} bytes are needed"
+        with contextlib.suppress(OSError):
+            room += f", {shutil.disk_usage(_existing(Path(path))).free:,} are free"
+        room += ")"
+    remedy = _REMEDIES[number].format(room=room)
+    again = ", and run the same command again; what is done is kept" if number in (*FULL, errno.EFBIG) else ""
+    named = re.sub(re.escape(_TEMP_MARK) + r"\d+-[0-9a-f]{8}-", "", str(path))  # by the name that it would have got
+    return f"{named} cannot be written ({words}). {remedy}{again}."
+
+
+def _existing(path: Path) -> Path:
+    return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+
+
 @contextlib.contextmanager
-def disk_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the operating system's refusals to write `path` into an EyasError that names the file and the remedy."""
-    full = "The disk is full: free some space or choose another --out, and run the same command again."
+def disk_errors(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
+    """Turn the operating system's refusals to write `path` into an EyasError that names the file and the remedy.
+
+    needed: bytes that it takes, for the message of a full disk.
+    """
     try:
         yield
     except OSError as error:
-        folder = str(Path(path).parent)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = full
-        elif error.filename is not None and not str(error.filename).startswith(folder):
+        elsewhere = error.filename is not None and not str(error.filename).startswith(str(Path(path).parent))
+        said = _said(path, error.errno or 0, error.strerror or str(error), needed)
+        if said is None or (elsewhere and error.errno not in FULL):
             raise  # the body read something else and failed there
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            remedy = "Writing there is not allowed: choose another --out or mend its permissions."
-        elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-            remedy = "A file is where a folder should be, or the other way round: choose another --out."
-        else:
-            raise
-        raise EyasError(f"{path} cannot be written ({error.strerror}). {remedy}") from error
+        raise EyasError(said) from error
     except Exception as error:
         # safetensors and torch report a full disk as their own exceptions, with the system's words inside.
         text = str(error).lower()
-        if "no space left" in text or "os error 28" in text or "disk quota" in text:
-            raise EyasError(f"{path} cannot be written ({error}). {full}") from error
-        raise
+        number = next((number for number, words in _IN_WORDS if any(word in text for word in words)), None)
+        if isinstance(error, EyasError) or number is None:
+            raise
+        raise EyasError(str(_said(path, number, str(error), needed))) from error
 
 
 def fsync_path(path: str | os.PathLike[str]) -> None:
@@ -114,15 +153,15 @@ def fsync_path(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it and rename it to `path`, on any error remove it.
 
     The temporary name keeps the suffix of `path`, since some writers choose their format by it. Raises EyasError where
-    the disk is full or the folder cannot be written.
+    the disk is full (`needed`: the bytes that are to be written) or the folder cannot be written.
     """
     final = Path(path)
     temporary = final.with_name(f"{_TEMP_MARK}{os.getpid()}-{secrets.token_hex(4)}-{final.name}")
-    with disk_errors(final):
+    with disk_errors(final, needed):
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
@@ -166,8 +205,9 @@ def atomic_dir(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write `data` (text as UTF-8) to `path`, whole or not at all."""
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
+    raw = data.encode() if isinstance(data, str) else data
+    with atomic_path(path, len(raw)) as temporary, open(temporary, "wb") as file:
+        file.write(raw)
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -181,7 +221,8 @@ def atomic_save_safetensors(
     """Write tensors as safetensors, whole or not at all. Equal tensors and metadata give equal bytes."""
     from safetensors.torch import save_file
 
-    with atomic_path(path) as temporary:
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with atomic_path(path, needed) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, dict(metadata or {}))
         _sort_metadata(temporary)
 
@@ -298,7 +339,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a finished stage. Raises BadInput where there is none or it is not one of ours."""
     path = Path(directory) / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = parse_json(content(path))
     except FileNotFoundError:
         raise BadInput(
             f"{directory} has no {MANIFEST}, so no stage finished there. Run that stage again with the same --out."
@@ -308,6 +349,12 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
         found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
         raise BadInput(f"{path}: expected schema '{MANIFEST_SCHEMA}', found {found!r}. Run its stage again.")
+    if not all(isinstance(manifest.get(name), dict) for name in ("files", "inputs", "counts")):
+        raise BadInput(f"{path}: files, inputs and counts must be objects. Run its stage again.")
+    for name, digest in manifest["files"].items():
+        inside(Path(directory), name, path)
+        if not isinstance(digest, str):
+            raise BadInput(f"{path}: the digest of {name} is a {type(digest).__name__}. Run its stage again.")
     return manifest
 
 

@@ -33,6 +33,7 @@ from eyas.artifacts import (
 from eyas.dialogue import answer_seed
 from eyas.errors import BadInput
 from eyas.journal import Journal
+from eyas.locks import inside
 from eyas.prompts import Prompt
 
 STAGE = "ask"
@@ -81,31 +82,35 @@ def ask(
     config = settings | {"count": count}
     if is_current(out_dir, STAGE, inputs, config, SCHEMA):
         return dict(read_manifest(out_dir)["counts"])
-    started = time.monotonic()
-    remove_leftovers(out_dir)
-    (out_dir / MANIFEST).unlink(missing_ok=True)
-    journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **settings})
-    found: dict[int, tuple[str, str]] = {r["number"]: (r["text"], r["finish"]) for r in journal.records}
-    missing = [number for number in range(count) if number not in found]
-    try:
-        if missing:
-            for number, text, finish in _messages(target_dir, missing, how):
-                found[number] = (text, finish)
-                journal.append({"number": number, "text": text, "finish": finish})
-                if progress:
-                    progress(1)
-    finally:
-        journal.close()
-    prompts, counts = usable([found[number] for number in range(count)])
-    atomic_write(
-        out_dir / PROMPTS, "".join(json.dumps(p.to_row(), ensure_ascii=False) + "\n" for p in prompts)
-    )  # fmt: skip
-    write_manifest(
-        out_dir, STAGE, inputs=inputs, config=config, counts=counts, duration_s=time.monotonic() - started,
-        files=[PROMPTS], seed=how.seed, schema=SCHEMA,
-    )  # fmt: skip
-    journal.path.unlink(missing_ok=True)
-    return counts
+    with inside(out_dir):
+        started = time.monotonic()
+        remove_leftovers(out_dir)
+        (out_dir / MANIFEST).unlink(missing_ok=True)
+        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **inputs, **settings}, FIELDS)
+        found: dict[int, tuple[str, str]] = {r["number"]: (r["text"], r["finish"]) for r in journal.records}
+        missing = [number for number in range(count) if number not in found]
+        try:
+            if missing:
+                for number, text, finish in _messages(target_dir, missing, how):
+                    found[number] = (text, finish)
+                    journal.append({"number": number, "text": text, "finish": finish})
+                    if progress:
+                        progress(1)
+        finally:
+            journal.close()
+        prompts, counts = usable([found[number] for number in range(count)])
+        atomic_write(
+            out_dir / PROMPTS, "".join(json.dumps(p.to_row(), ensure_ascii=False) + "\n" for p in prompts)
+        )  # fmt: skip
+        write_manifest(
+            out_dir, STAGE, inputs=inputs, config=config, counts=counts, duration_s=time.monotonic() - started,
+            files=[PROMPTS], seed=how.seed, schema=SCHEMA,
+        )  # fmt: skip
+        journal.path.unlink(missing_ok=True)
+        return counts
+
+
+FIELDS = {"number": int, "text": str, "finish": str}  # of a line of the journal
 
 
 def usable(messages: Sequence[tuple[str, str]]) -> tuple[list[Prompt], dict[str, int]]:

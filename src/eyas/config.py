@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from eyas.errors import BadInput
 from eyas.machine import Precision, choose_precision
 from eyas.train.settings import TrainSettings
+from eyas.untrusted import LONGEST_RECIPE, parse_yaml, text
 
 RECIPES = ("demo", "long")
 
@@ -204,18 +205,18 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """
     where = str(path)
     if where in RECIPES and not Path(where).exists():
-        text = (resources.files("eyas") / "recipes" / f"{where}.yaml").read_text(encoding="utf-8")
+        source = (resources.files("eyas") / "recipes" / f"{where}.yaml").read_text(encoding="utf-8")
         where = f"recipe '{where}'"
     else:
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            source = text(path, LONGEST_RECIPE)
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadInput(
                 f"{path} cannot be read: {reason}. Give a YAML file or a shipped recipe ({', '.join(RECIPES)})."
             ) from error
     try:
-        values = yaml.load(text, Loader=_UniqueKeyLoader)
+        values = parse_yaml(source, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -233,14 +234,14 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
     """Set `a.b=value` in nested dicts, in place. Raises BadInput for anything that is not of that form."""
-    key, equals, text = override.partition("=")
+    key, equals, given = override.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise BadInput(f"--override '{override}': expected section.field=value, for example train.steps=100.")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(given)
     except yaml.YAMLError as error:
-        raise BadInput(f"--override '{override}': '{text}' is not a YAML value; quote it.") from error
+        raise BadInput(f"--override '{override}': '{given}' is not a YAML value; quote it.") from error
     inner = values
     for part in path[:-1]:
         if inner.get(part) is None:

@@ -1,10 +1,10 @@
 """What is said beside results: how much (quiet, normal, verbose), in colours or plain, and bars on stderr.
 
     with bar(total=10, desc="prove", unit="answer") as shown: shown.update()
-    console().print("no escape sequence unless a terminal shows it")            pytest tests/test_console.py
+    pytest tests/test_console.py
 
-Results go to stdout; whatever is said meanwhile goes to stderr, and only where a terminal shows it. NO_COLOR and
-FORCE_COLOR as no-color.org and force-color.org describe them: any value that is not empty counts, and NO_COLOR wins.
+Results go to stdout; whatever is said meanwhile goes to stderr, and only where a terminal shows it. Colours, and the
+way to a terminal itself: terminal.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from eyas.terminal import echo, is_terminal
 
 Level = Literal["quiet", "normal", "verbose"]
 # What libraries read that draw bars or log by themselves, at a level other than normal.
@@ -77,34 +76,9 @@ def speak(level: Level) -> None:
         logging.root.setLevel(logging.INFO)
 
 
-def wants_color(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Colour on a terminal that is not dumb; never with a non-empty NO_COLOR, always with a non-empty FORCE_COLOR."""
-    if environment.get("NO_COLOR"):
-        return False
-    return bool(environment.get("FORCE_COLOR")) or _terminal(stream, environment)
-
-
-def _terminal(stream: TextIO | None, environment: Mapping[str, str] = os.environ) -> bool:
-    """One that can move its cursor. A stream that is closed, or that pythonw never opened, is none."""
-    try:
-        return stream is not None and stream.isatty() and environment.get("TERM") != "dumb"
-    except ValueError:
-        return False
-
-
-def console(stream: TextIO | None = None, *, markup: bool = False) -> Console:
-    """rich on stdout (or `stream`), which alone would keep bold and dim letters under NO_COLOR."""
-    from rich.console import Console
-
-    color = wants_color(stream or sys.stdout)
-    return Console(
-        file=stream, highlight=False, markup=markup, force_terminal=color, color_system="auto" if color else None
-    )
-
-
 def watched() -> bool:
     """Does somebody look at stderr while we work, and want to?"""
-    return not quiet() and _terminal(sys.stderr)
+    return not quiet() and is_terminal(sys.stderr)
 
 
 def bar(*, show: bool = True, **how: Any) -> Any:
@@ -116,7 +90,7 @@ def bar(*, show: bool = True, **how: Any) -> Any:
 
 def teller() -> Callable[[str], None]:
     """Says on stderr what is being done, where a terminal shows it or logs were asked for."""
-    if quiet() or not (verbose() or _terminal(sys.stderr)):
+    if quiet() or not (verbose() or is_terminal(sys.stderr)):
         return lambda text: None
     return lambda text: say(f"  {text} ...")
 
@@ -124,4 +98,4 @@ def teller() -> Callable[[str], None]:
 def say(text: str) -> None:
     """One line on stderr, unless --quiet: what is worth knowing beside the result."""
     if not quiet():
-        print(text, file=sys.stderr, flush=True)  # noqa: T201  # the one place that may
+        echo(text, err=True)

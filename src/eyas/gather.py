@@ -19,6 +19,7 @@ from eyas.artifacts import atomic_write, sha256_json, write_manifest
 from eyas.config import RunConfig
 from eyas.errors import BadInput
 from eyas.rows import content, is_lines
+from eyas.untrusted import parse_json
 
 if TYPE_CHECKING:
     from eyas.prompts import Prompt
@@ -133,7 +134,7 @@ def split_conversations(conversations: Path, heldout: int, seed: int, out: Path)
     for number, line in read_lines(conversations) if is_lines(conversations) else _as_lines(conversations):
         lines.append(line.rstrip() + b"\n")
         try:
-            name = json.loads(line).get("id", number)
+            name = parse_json(line).get("id", number)
         except (ValueError, AttributeError) as error:
             raise BadInput(f"{conversations}, line {number}: expected a JSON object, one a line ({error}).") from error
         ranks.append(hashlib.sha256(f"{seed}/{name}".encode()).hexdigest())

@@ -73,14 +73,14 @@ def explained(name: str, revision: str | None, what: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError as error:
-        raise BadInput(f"{name!r} is neither a folder, a file, nor a hub id: {error}") from error
+        raise BadInput(f"{name!r} is neither a folder, a file, nor a hub id: {error}; check the spelling") from error
     except errors.GatedRepoError as error:
         raise EyasError(f"{name} is gated: accept its licence on its hub page and run `hf auth login`") from error
     except errors.RevisionNotFoundError as error:
-        raise BadInput(f"{name} has no revision {revision!r}") from error
+        raise BadInput(f"{name} has no revision {revision!r}; check the name after the @") from error
     except errors.RepositoryNotFoundError as error:
         raise BadInput(
-            f"{name!r} is not a folder, and the hub has no such {what} (private? `hf auth login`)"
+            f"{name!r} is not a folder, and the hub has no such {what} (private? `hf auth login`); check the spelling"
         ) from error
     except (errors.EntryNotFoundError, OSError) as error:
         if constants.HF_HUB_OFFLINE:

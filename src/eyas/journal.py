@@ -15,13 +15,19 @@ from typing import Any
 
 from eyas.artifacts import disk_errors
 from eyas.errors import BadInput
+from eyas.untrusted import content, parse_json
 
 
 class Journal:
-    """Open (or create) `path`; `.records` holds what earlier runs finished."""
+    """Open (or create) `path`; `.records` holds what earlier runs finished.
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], every: int = 16, seconds: float = 5.0):
+    fields: what each record has, and of which kind; the file is cut before the first line that is none.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], fields: Mapping[str, type] | None = None,
+                 every: int = 16, seconds: float = 5.0):  # fmt: skip
         self.path = path
+        self._fields = dict(fields or {})
         self.records: list[dict[str, Any]] = []
         self._every, self._seconds = every, seconds
         self._pending: list[str] = []
@@ -59,8 +65,9 @@ class Journal:
         self._file.close()
 
     def _write(self, lines: list[str]) -> None:
-        with disk_errors(self.path):
-            self._file.write("".join(line + "\n" for line in lines).encode())
+        raw = "".join(line + "\n" for line in lines).encode()
+        with disk_errors(self.path, len(raw)):
+            self._file.write(raw)
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -68,17 +75,23 @@ class Journal:
         """All whole lines; the file is cut behind them, so that appending never continues a torn one."""
         if not self.path.is_file():
             return []
-        data = self.path.read_bytes()
+        data = content(self.path, 1 << 40)
         lines: list[dict[str, Any]] = []
         good = 0
         for line in data.splitlines(keepends=True):
             try:
                 if not line.endswith(b"\n"):
                     break
-                lines.append(json.loads(line))
+                record = parse_json(line)
+                if not isinstance(record, dict) or (lines and not self._is_whole(record)):
+                    break
+                lines.append(record)
             except ValueError:
                 break
             good += len(line)
         if good < len(data):
             os.truncate(self.path, good)
         return lines
+
+    def _is_whole(self, record: Mapping[str, Any]) -> bool:
+        return all(isinstance(record.get(name), kind) for name, kind in self._fields.items())

@@ -22,10 +22,12 @@ from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, wri
 from eyas.ask import PROMPTS
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
+from eyas.locks import inside
 from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
 from eyas.rows import content
-from eyas.stages import StageRunner, locked
+from eyas.stages import StageRunner
+from eyas.terminal import echo
 
 SUMMARY = "summary.json"
 RESULT = "result.json"
@@ -38,7 +40,7 @@ SCHEMAS = dict.fromkeys(
 ) | {"prove": "2"}  # 2: keeps the rounds of a few answers
 
 
-def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = echo) -> dict[str, Any]:
     """Run all stages in `run_dir`; return the summary, which is also written there. `say` gets one line a stage.
 
     Raises what the stages raise; called again, it goes on from there.
@@ -48,7 +50,7 @@ def run(config: RunConfig, run_dir: Path, say: Callable[[str], None] = print) ->
 
     config = config.on_this_machine()
     check_trackers(config.train.track)
-    with locked(run_dir):
+    with inside(run_dir):
         (run_dir / SUMMARY).unlink(missing_ok=True)  # it would speak of another run until this one ends
         remove_leftovers(run_dir)
         atomic_write_json(run_dir / RECIPE, config.model_dump(mode="json"))

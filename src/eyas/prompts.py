@@ -21,6 +21,7 @@ from typing import Any
 from eyas.artifacts import canonical_json
 from eyas.errors import BadInput
 from eyas.rows import read_rows, without_nulls
+from eyas.untrusted import parse_json
 
 Message = dict[str, Any]
 EXPECTED = (
@@ -192,8 +193,8 @@ def _content_id(turns: tuple[tuple[Message, ...], ...], tools: Any) -> str:
 def _object(row: Any) -> Mapping[str, Any]:
     if isinstance(row, str):
         try:
-            row = json.loads(row)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(row)
+        except ValueError as error:
             raise _Malformed(f"not JSON ({error}); {EXPECTED}") from None
     if not isinstance(row, Mapping):
         raise _Malformed(f"a JSON {type(row).__name__}; {EXPECTED}")
@@ -202,7 +203,7 @@ def _object(row: Any) -> Mapping[str, Any]:
 
 def _json_text(text: str, key: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise _Malformed(f"`{key}` is text but not JSON ({error}); expected a list") from None
 

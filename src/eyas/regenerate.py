@@ -32,6 +32,7 @@ from eyas.artifacts import (
 from eyas.dialogue import REASONS, Dialogue, Outcome, answer_seed
 from eyas.errors import BadInput, Mismatch
 from eyas.journal import Journal
+from eyas.locks import inside
 from eyas.prompts import BadRow, Prompt, Prompts
 
 if TYPE_CHECKING:
@@ -141,55 +142,59 @@ def regenerate(
     inputs = identity | {"prompts": sha256_json([[p.id, p.digest()] for p in given.prompts])}
     if is_current(out_dir, STAGE, inputs, config, SCHEMA):
         return dict(read_manifest(out_dir)["counts"])
-    remove_leftovers(out_dir)
-    (out_dir / MANIFEST).unlink(missing_ok=True)
+    with inside(out_dir):
+        remove_leftovers(out_dir)
+        (out_dir / MANIFEST).unlink(missing_ok=True)
 
-    journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **identity, **settings})
-    ledger = Ledger(len(given.prompts), max_supervised_tokens)
-    resumed = _replay(journal, given.prompts, ledger)
-    work = Work(given.prompts, ledger, journal, None if temperature == 0 else seed, max_new_tokens, progress)
-    try:
-        if ledger.complete:
-            generated = 0
-        elif server is None:
-            assert target_dir is not None
-            from eyas.answer import Answering, answer_locally
+        journal = Journal(out_dir / JOURNAL, {"schema": SCHEMA, **identity, **settings}, FIELDS)
+        ledger = Ledger(len(given.prompts), max_supervised_tokens)
+        resumed = _replay(journal, given.prompts, ledger)
+        work = Work(given.prompts, ledger, journal, None if temperature == 0 else seed, max_new_tokens, progress)
+        try:
+            if ledger.complete:
+                generated = 0
+            elif server is None:
+                assert target_dir is not None
+                from eyas.answer import Answering, answer_locally
 
-            how = Answering(
-                target_dir.absolute(), max_new_tokens, temperature, seed, slots, device, dtype, trust_remote_code,
-                dict(template_kwargs or {}),
-            )  # fmt: skip
-            if spread is not None:
-                generated = _by_workers(work, spread, how)
+                how = Answering(
+                    target_dir.absolute(), max_new_tokens, temperature, seed, slots, device, dtype, trust_remote_code,
+                    dict(template_kwargs or {}),
+                )  # fmt: skip
+                if spread is not None:
+                    generated = _by_workers(work, spread, how)
+                else:
+                    record = (out_dir / STATES, identity["target"], taps) if record_states else None
+                    generated = answer_locally(work, how.load(), how, record)
             else:
-                record = (out_dir / STATES, identity["target"], taps) if record_states else None
-                generated = answer_locally(work, how.load(), how, record)
-        else:
-            from eyas.target.server import Server
+                from eyas.target.server import Server
 
-            asking = Server(
-                server, max_new_tokens=max_new_tokens, temperature=temperature, template_kwargs=template_kwargs
-            )
-            asking.answer_all(work.start, work.done)
-            generated = work.generated
-    finally:
-        journal.close()
+                asking = Server(
+                    server, max_new_tokens=max_new_tokens, temperature=temperature, template_kwargs=template_kwargs
+                )
+                asking.answer_all(work.start, work.done)
+                generated = work.generated
+        finally:
+            journal.close()
 
-    counts = _write(given, ledger, out_dir)
-    seconds = time.monotonic() - started
-    write_manifest(
-        out_dir,
-        STAGE,
-        inputs=inputs,
-        config=config,
-        counts=counts,
-        duration_s=seconds,
-        files=[CONVERSATIONS, SET_ASIDE],
-        seed=seed,
-        schema=SCHEMA,
-    )
-    journal.path.unlink(missing_ok=True)
-    return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
+        counts = _write(given, ledger, out_dir)
+        seconds = time.monotonic() - started
+        write_manifest(
+            out_dir,
+            STAGE,
+            inputs=inputs,
+            config=config,
+            counts=counts,
+            duration_s=seconds,
+            files=[CONVERSATIONS, SET_ASIDE],
+            seed=seed,
+            schema=SCHEMA,
+        )
+        journal.path.unlink(missing_ok=True)
+        return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
+
+
+FIELDS = {"id": str, "asked": str, "outcome": dict}  # of a line of the journal
 
 
 def template_arguments(conversations: Path, given: Mapping[str, Any] | None) -> dict[str, Any]:

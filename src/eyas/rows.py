@@ -9,8 +9,7 @@ write are read here; for an id the package `datasets` is asked, which goes by HF
 
 from __future__ import annotations
 
-import gzip
-import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 from eyas import console
 from eyas.artifacts import sha256_file, sha256_json
 from eyas.errors import BadInput, EyasError
+from eyas.untrusted import content as whole
+from eyas.untrusted import lines, opened, parse_json
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".parquet", ".arrow")
 TABLES = (".parquet", ".arrow")
@@ -111,7 +112,7 @@ def _files(path: Path, split: str | None) -> list[Path]:
 
 def _listed(file: Path, key: str) -> list[Any]:
     try:
-        listed = json.loads(file.read_text(encoding="utf-8"))[key]
+        listed = parse_json(whole(file))[key]
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"`{key}` is {listed!r}")
         return listed
@@ -125,18 +126,20 @@ def _listed(file: Path, key: str) -> list[Any]:
 def _json_lines(path: Path) -> Iterator[Any]:
     """Lines as text, so that a malformed one is one bad row; a .json file may also be one array of rows."""
     try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
-            if path.suffix == ".json" and file.read(64).lstrip()[:1] == b"[":
-                file.seek(0)
-                try:
-                    yield from json.loads(file.read())
-                except ValueError as error:
-                    raise BadInput(f"{path}: begins as a JSON array, but is none ({error}).") from error
-                return
-            file.seek(0)
-            for line in file:
-                yield line.decode("utf-8", errors="replace")
-    except (OSError, EOFError) as error:
+        with opened(path) as file:
+            array = path.suffix == ".json" and file.read(64).lstrip()[:1] == b"["
+        if array:
+            try:
+                yield from parse_json(whole(path))
+            except ValueError as error:
+                raise BadInput(
+                    f"{path}: begins as a JSON array, but is none ({error}); write one object a line, or close "
+                    "the array."
+                ) from error
+            return
+        for line in lines(path):
+            yield line.decode("utf-8", errors="replace")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadInput(f"{path} cannot be read ({error}). Name a JSONL file, plain or gzip.") from error
 
 
@@ -149,7 +152,7 @@ def _parquet(path: Path) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=1024):
                 yield from batch.to_pylist()
     except (OSError, ArrowException) as error:
-        raise BadInput(f"{path} cannot be read as Parquet ({error}).") from error
+        raise BadInput(f"{path} cannot be read as Parquet ({error}); copy it again, or name a JSONL file.") from error
 
 
 def _arrow(path: Path) -> Iterator[Any]:
@@ -158,9 +161,9 @@ def _arrow(path: Path) -> Iterator[Any]:
 
     try:
         with arrow.memory_map(str(path)) as handle:
-            whole = handle.read(6) == b"ARROW1"
+            feather = handle.read(6) == b"ARROW1"
             handle.seek(0)
-            if whole:
+            if feather:
                 file = arrow.ipc.open_file(handle)
                 for index in range(file.num_record_batches):
                     yield from file.get_batch(index).to_pylist()
@@ -168,7 +171,7 @@ def _arrow(path: Path) -> Iterator[Any]:
                 for batch in arrow.ipc.open_stream(handle):
                     yield from batch.to_pylist()
     except (OSError, arrow.ArrowException) as error:
-        raise BadInput(f"{path} cannot be read as Arrow ({error}).") from error
+        raise BadInput(f"{path} cannot be read as Arrow ({error}); copy it again, or name a JSONL file.") from error
 
 
 def _from_hub(spec: str) -> Iterable[Any]:

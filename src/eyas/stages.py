@@ -10,13 +10,12 @@ is skipped. A started one with the same key is called again and goes on. A diffe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import json
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from eyas.artifacts import MANIFEST, atomic_write_json, canonical_json, read_manifest, remove_leftovers, sha256_json
 from eyas.errors import BadInput, EyasError
 from eyas.machine import return_free_memory
+from eyas.untrusted import content, parse_json
 
 RECORDS = "stages.json"
 SCHEMA = "eyas-stages/1"
@@ -145,7 +145,7 @@ class StageRunner:
         if not path.is_file():
             return {}
         try:
-            parsed = json.loads(path.read_text(encoding="utf-8"))
+            parsed = parse_json(content(path))
             if parsed["schema"] != SCHEMA:
                 raise ValueError(f"schema {parsed['schema']!r}, expected {SCHEMA!r}")
             return {name: StageRecord(**record) for name, record in parsed["stages"].items()}
@@ -169,18 +169,6 @@ def output_digest(stage_dir: Path, prefix: str = "") -> str:
         if not (stage_dir / name).is_file():
             raise BadInput(f"{stage_dir / name} is listed in {MANIFEST} but missing. Run its stage again.")
     return sha256_json(files)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` for one run at a time. The lock goes with the process, also when it is killed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise EyasError(f"another run is at work in {folder}. Wait for it, or choose another --out.") from error
-        yield
 
 
 def describe(counts: Mapping[str, Any]) -> str:

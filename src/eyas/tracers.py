@@ -12,7 +12,6 @@ Exercise it:  pytest tests/test_chat.py
 from __future__ import annotations
 
 import copy
-import json
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.errors import BadInput
+from eyas.untrusted import parse_json
 
 Messages = Sequence[Mapping[str, Any]]
 _UNMARKED = {"role", "type", "id", "tool_call_id"}  # values that templates compare or index by
@@ -349,7 +349,7 @@ def _is_json(text: str) -> bool:
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:
-        json.loads(text)
+        parse_json(text)
     except ValueError:
         return False
     return True

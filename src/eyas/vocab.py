@@ -230,7 +230,7 @@ class VocabMap:
             )
         try:
             named = cls.from_t2d(tensors["t2d"])
-            always = tuple(int(i) for i in metadata.get("always", "").split(",") if i)
+            always = _listed(metadata.get("always", ""))
             if named.size > 1 and torch.equal(_whole_numbers(tensors["d2t"], "d2t"), named.ids):
                 raise BadInput("d2t holds absolute target ids, not offsets; subtract arange from it")
             out = cls(tensors["d2t"], named.target_size, tensors.get("counts"), always)
@@ -242,6 +242,14 @@ class VocabMap:
                 f"take both from the same training run"
             )
         return out
+
+
+def _listed(text: str) -> tuple[int, ...]:
+    """Ids from the metadata of a map: `0,1,2`."""
+    parts = [part for part in text.split(",") if part]
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+        raise BadInput(f"always = {text[:80]!r} in its metadata, expected ids with commas between them")
+    return tuple(map(int, parts))
 
 
 def _problem(ids: torch.Tensor, target_size: int) -> str | None:

@@ -11,7 +11,6 @@ else. The text tells first whether the target is another; only then do the count
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from ..chat import common_length
 from ..decode.acceptance import Acceptance
 from ..errors import BadInput, Mismatch
+from ..untrusted import content, parse_json
 
 NEAR_TEXT = 0.25  # share of the text that must be the recorded one before it is called the same target
 NEAR_ACCEPTED = 0.8  # share of drafts that must be accepted within that text
@@ -205,7 +205,7 @@ def of_file(path: str | Path) -> Heard:
     """A measurement made elsewhere: JSON with `rounds` and `accepted`, where known also `at_least`, `tokens`, `k`,
     `engine`. Raises BadInput naming what is missing."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = parse_json(content(path))
     except (OSError, ValueError) as error:
         raise BadInput(
             f"{path} cannot be read as JSON ({error}); --check takes an object with `rounds` and `accepted`"

@@ -10,7 +10,6 @@ prompts, the expected tokens, K, what each way of counting must show, and what e
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
@@ -27,10 +26,12 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import BadInput, EyasError
 from ..export.write import export_draft
+from ..locks import beside
 from ..machine import reuse_large_allocations
 from ..target import source
 from ..target.facts import read_facts
 from ..target.weights import load_ends
+from ..untrusted import content, parse_json
 from ..vocab import VocabMap
 from . import start, text
 from .neighbours import ORDER, TAPS, neighbours
@@ -67,35 +68,36 @@ def make(
     """
     started, folder, out = time.monotonic(), Path(target), Path(out_dir)
     check_free(out, force)
-    reuse_large_allocations()
-    facts, ends = read_facts(folder), load_ends(folder)
-    chosen = tuple(sorted(taps)) if taps else facts.default_taps
-    recorded = text.needed_taps(facts, chosen)
-    asked = list(prompts) if prompts is not None else text.messages_of(PROMPTS[:CANDIDATES])
-    told = text.record(folder, asked, recorded, count=count, k=k, rounds=rounds, device=device,
-                       trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
-    material = told.material
-    vocab_map = start.vocabulary(material.ids[material.mask], facts.vocab_size, seed)
-    base = start.new_specimen(facts, chosen, vocab_map, ends.embedding, seed)
-    context = Context(facts=facts, embedding=ends.embedding, head=ends.head, taps=frozenset(recorded))
-    near = list(neighbours(base, context))
-    base = start.with_fc(base, material, [n.apply(base).slices for n in near if n.group in (TAPS, ORDER)], seed)
-    tell(f"training against {len(near)} neighbours")
-    trained = train(Rows(material, k), base, near, seed=seed, steps=steps, budget=budget, tell=tell)
-    if not trained.whole:
-        raise EyasError(
-            f"after {trained.steps} steps ({trained.seconds:.0f} s) only {trained.healthy.accepted} of "
-            f"{trained.healthy.rounds * k} drafts are accepted under the right reading; give it more time (--budget) "
-            f"or fewer prompts (--count)"
-        )
-    described = _described(told, trained, base, k, seed)
-    described["target"] = {name: source.identify(folder)[name] for name in ("target", "tokenizer")}
-    with atomic_dir(out) as temporary:
-        report = _write(base, vocab_map, folder, temporary / DRAFT)
-        described["draft"] = {"bytes": report.bytes, "engines": report.engines}
-        described["seconds"] = round(time.monotonic() - started, 1)
-        atomic_write_json(temporary / FILE, described)
-    return described
+    with beside(out):
+        reuse_large_allocations()
+        facts, ends = read_facts(folder), load_ends(folder)
+        chosen = tuple(sorted(taps)) if taps else facts.default_taps
+        recorded = text.needed_taps(facts, chosen)
+        asked = list(prompts) if prompts is not None else text.messages_of(PROMPTS[:CANDIDATES])
+        told = text.record(folder, asked, recorded, count=count, k=k, rounds=rounds, device=device,
+                           trust_remote_code=trust_remote_code, tell=tell)  # fmt: skip
+        material = told.material
+        vocab_map = start.vocabulary(material.ids[material.mask], facts.vocab_size, seed)
+        base = start.new_specimen(facts, chosen, vocab_map, ends.embedding, seed)
+        context = Context(facts=facts, embedding=ends.embedding, head=ends.head, taps=frozenset(recorded))
+        near = list(neighbours(base, context))
+        base = start.with_fc(base, material, [n.apply(base).slices for n in near if n.group in (TAPS, ORDER)], seed)
+        tell(f"training against {len(near)} neighbours")
+        trained = train(Rows(material, k), base, near, seed=seed, steps=steps, budget=budget, tell=tell)
+        if not trained.whole:
+            raise EyasError(
+                f"after {trained.steps} steps ({trained.seconds:.0f} s) only {trained.healthy.accepted} of "
+                f"{trained.healthy.rounds * k} drafts are accepted under the right reading; give it more time "
+                f"(--budget) or fewer prompts (--count)"
+            )
+        described = _described(told, trained, base, k, seed)
+        described["target"] = {name: source.identify(folder)[name] for name in ("target", "tokenizer")}
+        with atomic_dir(out) as temporary:
+            report = _write(base, vocab_map, folder, temporary / DRAFT)
+            described["draft"] = {"bytes": report.bytes, "engines": report.engines}
+            described["seconds"] = round(time.monotonic() - started, 1)
+            atomic_write_json(temporary / FILE, described)
+        return described
 
 
 def check_free(out: Path, force: bool) -> None:
@@ -115,7 +117,7 @@ def read(out_dir: str | Path) -> dict[str, Any]:
     """canary.json. Raises BadInput where there is none, or another version's."""
     file = Path(out_dir) / FILE
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse_json(content(file))
     except (OSError, ValueError) as error:
         raise BadInput(
             f"{file} cannot be read ({error}); make a canary with `eyas canary --target T --out DIR`"

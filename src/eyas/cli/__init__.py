@@ -9,7 +9,7 @@ calls and renders. What all verbs have in common (--quiet, --verbose) is added i
 is told of a failure.
 
 Exit codes: 0 done, 1 an error that Eyas explains, 2 bad usage or bad input, 3 two artifacts that do not belong
-together, 130 interrupted. See errors.py.
+together, 130 interrupted, 143 ended by SIGTERM. See errors.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import click
 from eyas import console
 from eyas._version import __version__
 from eyas.cli.shared import shared, with_shared
+from eyas.terminal import echo, wants_color
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -91,7 +92,7 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=text) for name, (_, text) in VERBS.items() if name.startswith(incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.color = console.wants_color(sys.stdout)
+        ctx.color = wants_color(sys.stdout)
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # before click sees it, which would leave with exit code 1
@@ -132,8 +133,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the console script and of `python -m eyas`."""
     from eyas.cli.failures import explained, interrupted, verb_of
     from eyas.errors import EyasError
+    from eyas.signals import Terminated, with_signals
 
     verb = verb_of(sys.argv[1:] if argv is None else argv, VERBS)
+    with_signals()
     with console.speaking():
         try:
             cli.main(args=argv, prog_name="eyas", standalone_mode=False)
@@ -144,9 +147,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
         except click.ClickException as error:
             error.show()
             code = error.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            click.echo(f"eyas: {interrupted(verb)}", err=True)
-            code = 130
+        except (click.Abort, KeyboardInterrupt) as error:
+            ended = error if isinstance(error, Terminated) else error.__cause__  # click raises its own in its place
+            by, code = (ended.name, ended.exit_code) if isinstance(ended, Terminated) else ("", 130)
+            echo(f"eyas: {interrupted(verb, by)}", err=True)
         except BrokenPipeError:
             _hush()
             code = 0

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Let the target write requests itself, as prompts for `eyas regenerate`.
 
 An instruction-tuned model knows what users say: given its chat template up to where a user's message begins, it goes on
@@ -70,4 +72,4 @@ def command(
     )  # fmt: skip
     with bar(total=count, unit="message") as shown:
         counts = ask(resolve_target(target), out, count, how, shown.update)
-    click.echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")
+    echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.terminal import console, echo
+
 if TYPE_CHECKING:
     from eyas.canary.check import Heard, Judged
 
@@ -84,7 +86,7 @@ def command(
         _check_fits(canary, folder, out, k)
     judged = [_judged(canary, heard) for heard in _heard(canary, folder, out, engines, dtype, extra, url, measured)]
     if as_json:
-        click.echo(json.dumps({"canary": canary, "judged": [j.to_dict() for j in judged]}))
+        echo(json.dumps({"canary": canary, "judged": [j.to_dict() for j in judged]}))
     else:
         _show(canary, out, judged, verbose or not asks)
     raise SystemExit(0 if all(j.verdict == "pass" for j in judged) else 1)
@@ -168,16 +170,14 @@ def _messages(path: Path | None) -> list[Any] | None:
 def _show(canary: dict[str, Any], out: Path, judged: list[Judged], neighbours: bool) -> None:
     from rich.table import Table
 
-    from eyas.console import console as console_for
-
-    console = console_for()
+    screen = console()
     e, k = canary["expected"], canary["k"]
-    console.print(
+    screen.print(
         f"{out}: {len(canary['prompts'])} prompts x {canary['tokens']} tokens, K = {k}, taps {canary['taps']}, "
         f"{canary['draft']['bytes'] / 1e6:.1f} MB; made in {canary['seconds']:.0f} s "
         f"({canary['training']['steps']} steps)"
     )
-    console.print(
+    screen.print(
         f"Read rightly: {e['accepted']} of {e['rounds'] * k} drafts accepted in {e['rounds']} rounds, "
         f"tau = {e['tau']:.3f} (1 + accepted / rounds); least probability of a right token "
         f"{canary['least_probability']:.2f}"
@@ -189,15 +189,15 @@ def _show(canary: dict[str, Any], out: Path, judged: list[Judged], neighbours: b
         rows = sorted(canary["neighbours"], key=lambda n: -(n["tau"] or 0))
         for n in rows[:LINES] if not judged else rows:
             table.add_row(f"{n['tau']:.3f}", n["name"], " ".join(f"{x:.2f}" for x in n["unconditional"]))
-        console.print(table)
+        screen.print(table)
         if not judged and len(rows) > LINES:
-            console.print(f"and {len(rows) - LINES} more, none above tau = {rows[LINES]['tau']:.3f} (all: --json)")
+            screen.print(f"and {len(rows) - LINES} more, none above tau = {rows[LINES]['tau']:.3f} (all: --json)")
     if canary["not_told_apart"]:
-        console.print(f"Not told apart well enough: {'; '.join(canary['not_told_apart'])}")
+        screen.print(f"Not told apart well enough: {'; '.join(canary['not_told_apart'])}")
     for j in judged:
-        console.print()
-        console.print(
+        screen.print()
+        screen.print(
             f"{j.verdict.upper():5} {j.engine or 'measured'}: tau = {j.tau:.3f} of {j.expected:.3f}, "
             f"{j.accepted} accepted in {j.rounds} rounds"
         )
-        console.print(f"      {j.says}", soft_wrap=True)
+        screen.print(f"      {j.says}", soft_wrap=True)

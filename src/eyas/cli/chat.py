@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.signals import Terminated
+from eyas.terminal import echo
+
 if TYPE_CHECKING:
     from eyas.report.talk_text import Marks
     from eyas.talk import Conversation, Turn
@@ -76,18 +79,18 @@ def command(
         )
     if as_json and not says:
         raise click.UsageError("--json has one object to print in the end: say what there is to say with --say")
-    from eyas.console import wants_color
     from eyas.report.talk_text import Marks
+    from eyas.terminal import wants_color
 
     marks = Marks(not no_color and wants_color(sys.stdout))
     talk = _served(url, settings) if url is not None else _local(draft, settings)
     try:
         if as_json:
-            click.echo(json.dumps(_silent(talk, says, explain, {**settings, "url": url})))
+            echo(json.dumps(_silent(talk, says, explain, {**settings, "url": url})))
         elif says:
-            click.echo(marks.faint(marks.legend))
+            echo(marks.faint(marks.legend), styled=True)
             for say in says:
-                click.echo(f"\n> {say}")
+                echo(f"\n> {say}")
                 _answer(talk, say, marks, explain)
         else:
             _converse(talk, marks, explain)
@@ -171,17 +174,19 @@ def _answer(talk: Conversation, say: str, marks: Marks, explain: bool) -> None:
                 ("" if token in talk.eos_ids else pieces.push(token), own)
                 for token, own in zip(done.tokens, done.own, strict=True)
             ]
-            click.echo(marks.pieces(parts), nl=False)
-    except KeyboardInterrupt:
+            echo(marks.pieces(parts), nl=False, styled=True)
+    except KeyboardInterrupt as error:
+        if isinstance(error, Terminated):
+            raise
         turn.finish = "interrupted"
     except EyasError:
-        click.echo()  # whatever is reported begins on a line of its own
+        echo()  # whatever is reported begins on a line of its own
         raise
     if turn.rounds:
-        click.echo(marks.piece(pieces.flush(), turn.own[-1]))
+        echo(marks.piece(pieces.flush(), turn.own[-1]), styled=True)
     talk.end(turn)
     so_far = tau(talk.turns) if len(talk.turns) > 1 else None
-    click.echo(marks.faint(status(turn, so_far, talk.source)))
+    echo(marks.faint(status(turn, so_far, talk.source)), styled=True)
     if explain:
         _explain(talk, marks)
 
@@ -195,9 +200,9 @@ def _explain(talk: Conversation, marks: Marks, number: str = "") -> None:
     look = looks[chosen] if chosen is not None and 0 <= chosen < len(looks) else None
     if look is None or chosen is None:
         have = f"it has rounds 1 to {len(looks)}" if any(looks) else "no round of it was seen from inside"
-        click.echo(marks.faint(f"Nothing to explain in the last answer: {have}."))
+        echo(marks.faint(f"Nothing to explain in the last answer: {have}."), styled=True)
         return
-    click.echo(explained(look, chosen + 1, lambda token: talk.tokenizer.decode([token]), marks))
+    echo(explained(look, chosen + 1, lambda token: talk.tokenizer.decode([token]), marks), styled=True)
 
 
 def _silent(talk: Conversation, says: tuple[str, ...], explain: bool, settings: dict[str, Any]) -> dict[str, Any]:
@@ -231,32 +236,33 @@ def _silent(talk: Conversation, says: tuple[str, ...], explain: bool, settings: 
 def _converse(talk: Conversation, marks: Marks, explain: bool) -> None:
     """Read and answer until the user leaves."""
     from eyas.errors import EyasError
-    from eyas.report.talk_text import harmless
 
     with contextlib.suppress(ImportError):  # Windows has none
         import readline  # noqa: F401  # line editing and history for input()
-    click.echo(marks.faint(marks.legend))
-    click.echo(marks.faint("/explain [ROUND], /reset, /quit; Ctrl-C ends an answer, Ctrl-D the conversation."))
+    echo(marks.faint(marks.legend), styled=True)
+    echo(marks.faint("/explain [ROUND], /reset, /quit; Ctrl-C ends an answer, Ctrl-D the conversation."), styled=True)
     while True:
         try:
             say = input("\n> ").strip()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if isinstance(error, Terminated):
+                raise
             continue
         except EOFError:
-            click.echo()
+            echo()
             return
         verb, _, rest = say.partition(" ")
         if verb == "/quit":
             return
         if verb == "/reset":
             talk.reset()
-            click.echo(marks.faint("A new conversation."))
+            echo(marks.faint("A new conversation."), styled=True)
         elif verb == "/explain":
             _explain(talk, marks, rest.strip())
         elif verb.startswith("/") and verb[1:].isalpha():
-            click.echo(marks.faint(f"No command {verb}: /explain [ROUND], /reset, /quit."))
+            echo(marks.faint(f"No command {verb}: /explain [ROUND], /reset, /quit."), styled=True)
         elif say:
             try:
                 _answer(talk, say, marks, explain)
             except EyasError as error:  # the conversation goes on without this turn
-                click.echo(harmless(f"eyas: {error}"), err=True)
+                echo(f"eyas: {error}", err=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.terminal import console, echo
+
 if TYPE_CHECKING:
     from eyas.engines.served import Served
 
@@ -137,12 +139,11 @@ def command(
                 f"--html {html} cannot be written ({error.strerror}); name a file in a folder that you may write to"
             ) from error
     if form == "json":
-        click.echo(json.dumps(diagnosis))
+        echo(json.dumps(diagnosis))
     elif form == "github":
         for f in diagnosis["findings"]:
-            click.echo(_annotation(draft, f))
+            echo(_annotation(draft, f))
     else:
-        from eyas.console import console
         from eyas.report.diagnosis_text import show
 
         show(console(), diagnosis, verbose=verbose)

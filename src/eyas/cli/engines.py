@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Set up real engines on this machine's CPU, each in a private environment, and list them.
 
 They are for checking, not for speed: what an engine loads of a draft, and which accept length it reaches.
@@ -56,18 +58,18 @@ def setup_command(engines: tuple[str, ...], force: bool, jobs: int | None, as_js
     for wanted in recipes:
         _, report = setup(
             wanted, force=force, jobs=jobs,
-            say=lambda line: None if console.quiet() else click.echo(line, err=as_json),
+            say=lambda line: None if console.quiet() else echo(line, err=as_json),
         )  # fmt: skip
         reports[wanted.engine] = report
         if not as_json:
             _print(report)
     if as_json:
-        click.echo(json.dumps(reports))
+        echo(json.dumps(reports))
 
 
 def _print(report: dict[str, Any]) -> None:
     took = f"built in {report['seconds_total'] / 60:.1f} minutes" if report["built"] else "was ready"
-    click.echo(
+    echo(
         f"{report['engine']} {report['version']}: {took}, {report['disk_bytes'] / 2**30:.1f} GiB in {report['folder']}"
     )
 
@@ -87,7 +89,7 @@ def list_command(as_json: bool) -> None:
 
     states = {name: state(recipe(name)) for name in ENGINES}
     if as_json:
-        click.echo(json.dumps(states))
+        echo(json.dumps(states))
         return
     for name, found in states.items():
         if found["state"] == "ready":
@@ -95,5 +97,5 @@ def list_command(as_json: bool) -> None:
         else:
             begun = f"{found['steps_done']} of {found['steps']} steps done" if found["steps_done"] else "not set up"
             what = f"{begun}; takes about {found['disk_mib'] / 1024:.1f} GiB and {found['minutes']:.0f} minutes"
-        click.echo(f"{name:<9} {found['version']:<10} {what}")
-        click.echo(f"{'':<20} {found['folder']}")
+        echo(f"{name:<9} {found['version']:<10} {what}")
+        echo(f"{'':<20} {found['folder']}")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.terminal import echo
+
 if TYPE_CHECKING:
     from eyas.export.push import Destination
 
@@ -111,7 +113,7 @@ def command(
             )
         _check(check, as_json)
     elif repo is None and (private or revision is not None):
-        raise click.UsageError("--private and --revision go with --push-to-hub OWNER/NAME")
+        raise click.UsageError("--private and --revision go with --push-to-hub; give it OWNER/NAME, or leave them out")
     elif not card and repo is None and (proof is not None or base_model is not None):
         raise click.UsageError("--proof and --base-model are for the card: add --card or --push-to-hub OWNER/NAME")
     elif source is None or out is None:
@@ -167,24 +169,24 @@ def _export(
         pushed = push(out, destination, f"{destination.repo.partition('/')[2]}, exported by Eyas")
     if as_json:
         told = {**report.to_dict(), "converted": converted and str(converted), "next": next_steps}
-        click.echo(json.dumps({**told, **({"pushed": pushed} if pushed else {})}))
+        echo(json.dumps({**told, **({"pushed": pushed} if pushed else {})}))
         return
-    click.echo(
+    echo(
         f"{report.path}: {report.tensors} tensors, {report.bytes / 2**20:.1f} MiB, {report.dtype}, "
         f"from the {report.dialect} dialect" + (", read back and found equal" if report.verified else "")
     )
     for engine, differences in report.engines.items():
-        click.echo(f"  {engine}: {'runs as it stands' if not differences else 'cannot run it as trained'}")
+        echo(f"  {engine}: {'runs as it stands' if not differences else 'cannot run it as trained'}")
         for text in differences:
-            click.echo(f"    {text.removeprefix(engine + ': ')}")
+            echo(f"    {text.removeprefix(engine + ': ')}")
     for line in next_steps:
-        click.echo(f"  next: {line}")
+        echo(f"  next: {line}")
     if report.probe_rows:
-        click.echo(f"  probe: {report.probe_rows} rows; check any copy with `eyas export --check DIR`")
+        echo(f"  probe: {report.probe_rows} rows; check any copy with `eyas export --check DIR`")
     for note in report.notes:
-        click.echo(f"  note: {note}")
+        echo(f"  note: {note}")
     if pushed is not None:
-        click.echo(f"  pushed to {pushed['repo']} ({pushed['revision']}): {pushed['url']}")
+        echo(f"  pushed to {pushed['repo']} ({pushed['revision']}): {pushed['url']}")
 
 
 def _card(
@@ -208,11 +210,11 @@ def _check(path: Path, as_json: bool) -> None:
 
     report = check_draft(path)
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        echo(json.dumps(report.to_dict()))
     else:
         for problem in report.problems:
-            click.echo(f"  {problem}")
+            echo(f"  {problem}")
         probe = "no probe" if report.probe is None else f"{report.probe.choices} recorded choices"
-        click.echo(f"{path}: {report.tensors} tensors, {probe}: {'as exported' if report.ok else 'NOT as exported'}")
+        echo(f"{path}: {report.tensors} tensors, {probe}: {'as exported' if report.ok else 'NOT as exported'}")
     if not report.ok:
         raise click.exceptions.Exit(1)

@@ -15,6 +15,7 @@ import click
 
 from eyas.cli.workers import engine_names, ray_options, spread, template_options
 from eyas.errors import Mismatch
+from eyas.terminal import echo
 
 HELP = """Run the target over CONVERSATIONS and write feature shards.
 
@@ -195,7 +196,7 @@ def command(
 
         report = compare(out, folder, audit, device=device, trust_remote_code=trust_remote_code)
     if as_json:
-        click.echo(json.dumps({"out": str(out), **counts, **({"audit": report} if report else {})}))
+        echo(json.dumps({"out": str(out), **counts, **({"audit": report} if report else {})}))
     else:
         _print(out, counts, report)
     if report and report["wrong"]:
@@ -212,28 +213,28 @@ def _print(out: Path, counts: dict[str, Any], report: dict[str, Any] | None) -> 
     if counts:
         _print_counts(out, counts)
     for line in summary(report) if report else ():
-        click.echo(line)
+        echo(line)
 
 
 def _print_counts(out: Path, counts: dict[str, Any]) -> None:
-    click.echo(
+    echo(
         f"{out}: {counts['documents']:,} conversations, {counts['tokens']:,} tokens, "
         f"{counts['supervised_tokens']:,} supervised, {counts['shards']} shards, {counts['bytes'] / 2**20:.1f} MiB"
     )
-    click.echo(f"  {counts['agreement']:.1%} of the supervised tokens are the target's own first choice")
+    echo(f"  {counts['agreement']:.1%} of the supervised tokens are the target's own first choice")
     for reason, number in counts["set_aside"].items():
-        click.echo(f"  set aside: {number} {reason} (see {out / 'set-aside.jsonl'})")
+        echo(f"  set aside: {number} {reason} (see {out / 'set-aside.jsonl'})")
 
 
 def _show(
     path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, supervise: str,
     skip_bad: bool, trust_remote_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from eyas.console import wants_color
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
     from eyas.features.show import legend, mask_runs, show_document
     from eyas.regenerate import template_arguments
     from eyas.target.facts import read_facts
+    from eyas.terminal import wants_color
 
     given = parse_template_kwargs(template_args) if template_args else None
     facts = read_facts(folder)
@@ -245,15 +246,15 @@ def _show(
     )  # fmt: skip
     if as_json:
         shown = [{"id": d.id, "ids": d.ids.tolist(), "runs": mask_runs(d)} for d in collection.documents]
-        click.echo(json.dumps({"conversations": shown, **collection.counts()}))
+        echo(json.dumps({"conversations": shown, **collection.counts()}))
         return
     color = wants_color(sys.stdout)
-    click.echo(legend(color), color=color)
+    echo(legend(color), color=color, styled=True)
     for document in collection.documents:
-        click.echo()
-        click.echo(show_document(document, tokenizer, color), color=color)
+        echo()
+        echo(show_document(document, tokenizer, color), color=color, styled=True)
     for left in collection.set_aside:
-        click.echo(f"\nset aside, line {left.line} ({left.id}): {left.reason}: {left.detail}")
+        echo(f"\nset aside, line {left.line} ({left.id}): {left.reason}: {left.detail}")
 
 
 def _engine(name: str, python: Path | None, arguments: tuple[str, ...]) -> Any:

@@ -81,10 +81,11 @@ def explained(error: BaseException, verb: str = "") -> EyasError | None:
     return None
 
 
-def interrupted(verb: str = "") -> str:
-    """What Ctrl-C left behind."""
+def interrupted(verb: str = "", by: str = "") -> str:
+    """What Ctrl-C left behind, or a signal of that name."""
+    how = f"ended by {by}" if by else "interrupted"
     if verb in GOES_ON:
-        return "interrupted; the same command goes on where this one stopped."
+        return f"{how}; the same command goes on where this one stopped."
     if verb in CHANGES:
-        return "interrupted; nothing is half changed: `eyas history DRAFT` tells, and finishes what was begun in place."
-    return "interrupted; nothing was changed. The same command begins anew."
+        return f"{how}; nothing is half changed: `eyas history DRAFT` tells, and finishes what was begun in place."
+    return f"{how}; nothing was changed. The same command begins anew."

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Show what repairs did to a draft, oldest first: each change's number, which `eyas revert` takes, its reason,
 and the tensors and files that it changed.
 
@@ -31,13 +33,13 @@ def command(draft: Path, as_json: bool) -> None:
 
     changes = history(draft)
     if as_json:
-        click.echo(json.dumps({"draft": str(draft), "changes": changes}))
+        echo(json.dumps({"draft": str(draft), "changes": changes}))
         return
     if not changes:
-        click.echo(f"{draft}: nothing was changed here")
+        echo(f"{draft}: nothing was changed here")
     for change in changes:
         for line in lines(change):
-            click.echo(line)
+            echo(line)
 
 
 def lines(change: dict[str, Any]) -> list[str]:

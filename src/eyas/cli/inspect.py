@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from eyas.terminal import console, echo
+
 HELP = """Describe a draft: who wrote it, its sizes, every convention and how it is known, its vocabulary map, its
 tensors, and which engines can run it.
 
@@ -58,7 +60,7 @@ def command(draft: Path, target: str | None, launch: str, stats: bool, everythin
         folder = resolve_target(target, part="ends")
     report = {**inspect_draft(resolve_draft(draft), folder, stats, launch), "path": str(draft)}
     if as_json:
-        click.echo(json.dumps(report))
+        echo(json.dumps(report))
     else:
         _print(report, everything)
 
@@ -67,17 +69,15 @@ def _print(report: Mapping[str, Any], everything: bool) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from eyas.console import console as console_for
-
-    console = console_for()
+    screen = console()
     shape = report["shape"]
-    console.print(f"{report['path']}: {report['producer']}, read in the {report['dialect']} dialect")
-    console.print(
+    screen.print(f"{report['path']}: {report['producer']}, read in the {report['dialect']} dialect")
+    screen.print(
         f"{report['parameters']:,} parameters, {report['bytes'] / 2**20:,.1f} MiB; {shape['num_layers']} layer, "
         f"{shape['hidden_size']:,} wide, MLP {shape['intermediate_size']:,}, {_heads_text(shape)}, "
         f"{shape['num_taps']} taps of {shape['target_hidden_size']:,}"
     )
-    console.print(_map_text(report["map"]) + "\n")
+    screen.print(_map_text(report["map"]) + "\n")
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("convention", "value", "known"):
@@ -85,7 +85,7 @@ def _print(report: Mapping[str, Any], everything: bool) -> None:
     for name, entry in report["conventions"].items():
         if everything or name == "taps" or entry["how"] != "default":
             table.add_row(name, _text(entry["value"]), entry["how"])
-    console.print(table)
+    screen.print(table)
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("tensor", no_wrap=True)
@@ -98,21 +98,21 @@ def _print(report: Mapping[str, Any], everything: bool) -> None:
         meaning = "" if t["canonical"] == t["name"] else t["canonical"] or f"not used: {t.get('ignored', 'unknown')}"
         numbers = [_number(t["stats"][key]) for key in ("rms", "min", "max", "not_finite")] if "stats" in t else []
         table.add_row(t["name"], t["dtype"], " x ".join(map(str, t["shape"])), meaning, *numbers)
-    console.print(table)
+    screen.print(table)
 
     for note in report["notes"]:
-        console.print(f"note: {note}")
+        screen.print(f"note: {note}")
     where = f" on a {report['target']['model_type']} target" if report["target"] else ""
-    console.print(f"as it stands, each engine{where}:")
+    screen.print(f"as it stands, each engine{where}:")
     for name, engine in report["engines"].items():
         said = RUNS[engine["runs"]]
-        console.print(f"  {name} {engine['version']}: {said}")
+        screen.print(f"  {name} {engine['version']}: {said}")
         for difference in engine["differences"]:
-            console.print(f"    {difference['what']}; {difference['way_out']}")
+            screen.print(f"    {difference['what']}; {difference['way_out']}")
         if engine["dropped"]:
-            console.print(f"    drops {', '.join(engine['dropped'])}")
+            screen.print(f"    drops {', '.join(engine['dropped'])}")
         for need in engine["needs"]:
-            console.print(f"    needs {need}")
+            screen.print(f"    needs {need}")
 
 
 def _heads_text(shape: Mapping[str, Any]) -> str:

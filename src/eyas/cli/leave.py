@@ -11,10 +11,9 @@ import sys
 import traceback
 from pathlib import Path
 
-import click
-
 from eyas import console
 from eyas.errors import EyasError
+from eyas.terminal import echo
 
 TRACE = "last-error.txt"
 
@@ -22,9 +21,9 @@ TRACE = "last-error.txt"
 def explain(error: EyasError) -> None:
     """What a user can be told, on one line; with --verbose the traceback, and what caused it, stands above."""
     if console.verbose():
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        echo("".join(traceback.format_exception(error)), err=True, nl=False)
     rank = os.environ.get("RANK", "0")  # of the processes of a torchrun
-    click.echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
+    echo(f"eyas{'' if rank == '0' else f' (process {rank})'}: {error}", err=True)
 
 
 def apologise(error: Exception) -> None:
@@ -32,12 +31,12 @@ def apologise(error: Exception) -> None:
     trace = "".join(traceback.format_exception(error))
     where = None if console.verbose() else _kept(trace)
     if where is None:
-        click.echo(trace, err=True, nl=False)
+        echo(trace, err=True, nl=False)
         told = "the traceback above"
     else:
         told = f"the traceback in {where}, which --verbose prints"
     said = " ".join(str(error).split())
-    click.echo(
+    echo(
         f"eyas: unexpected {type(error).__name__}{': ' * bool(said)}{said[:300]}. This is a fault of Eyas, not of your "
         f"input: please report it in Eyas's issues, with the command and {told}",
         err=True,

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from eyas.cli.sets import SETS, read_sets
+from eyas.terminal import console, echo
 
 HELP = """Ask a real server the same prompts with the draft and without, and say what it accepted.
 
@@ -99,14 +100,13 @@ def command(
         raise click.UsageError("--engine serves a DRAFT: name its directory")
     result = _measured(draft, target, engines, url, out, given)
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
-        from eyas.console import console
         from eyas.report.measured_text import show
 
         show(console(), result, out)
     if result["interrupted"]:
-        click.echo("eyas: interrupted; these are the answers that had come by then", err=True)
+        echo("eyas: interrupted; these are the answers that had come by then", err=True)
         raise SystemExit(130)
     _judge(result, strict, fail_below)
 
@@ -182,9 +182,8 @@ def _log(log: Path, as_json: bool) -> None:
         raise BadInput(f"{log} is no file; --log takes the server's log; check the path")
     served = from_log(log)
     if as_json:
-        click.echo(json.dumps(served.to_dict()))
+        echo(json.dumps(served.to_dict()))
         return
-    from eyas.console import console
     from eyas.report.measured_text import show_log
 
     show_log(console(), served)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
+from eyas.terminal import echo
 
 
 def note_other_target(draft: Path, target: Path) -> None:
@@ -21,7 +21,7 @@ def note_other_target(draft: Path, target: Path) -> None:
     declared = read_json(told).get("target") or {}
     other = other_target(declared.get("target") or "", declared.get("ends") or "", target)
     if other is not None:
-        click.echo(
+        echo(
             f"note: {draft} was trained for target {other[0][:16]}, {target} is {other[1][:16]}: a low accept length "
             "then says how far apart they are, not that the draft is broken",
             err=True,

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Plan a draft: parameters, bytes of features, memory, operations, hours and cost, each with its formula.
 
 Only the target's config.json is read: TARGET is a folder, a config.json, a .gguf file, a hub id (config.json alone is
@@ -81,11 +83,11 @@ def command(**given: Any) -> None:
         return
     plan = _plan(given)
     if given["as_json"]:
-        click.echo(json.dumps(plan.to_dict()))
+        echo(json.dumps(plan.to_dict()))
     else:
         from eyas.report.plan_text import plan_text
 
-        click.echo(plan_text(plan))
+        echo(plan_text(plan))
 
 
 def _plan(given: dict[str, Any]) -> Any:
@@ -187,12 +189,12 @@ def _synthetic(given: dict[str, Any]) -> None:
         f"eyas doctor {out}/draft --target {out}/target --static",
     ]
     if given["as_json"]:
-        click.echo(json.dumps({"target": str(target), **written, "next": following}))
+        echo(json.dumps({"target": str(target), **written, "next": following}))
         return
-    click.echo(f"{target}: both ends of a target, random; states in {out}/features and {out}/heldout, random, too")
-    click.echo(f"  {written['features']['documents']} documents, {written['features']['tokens']:,} tokens")
+    echo(f"{target}: both ends of a target, random; states in {out}/features and {out}/heldout, random, too")
+    echo(f"  {written['features']['documents']} documents, {written['features']['tokens']:,} tokens")
     for text in following:
-        click.echo(f"  next: {text}")
+        echo(f"  next: {text}")
 
 
 def _sizes(assignments: tuple[str, ...]) -> dict[str, str]:

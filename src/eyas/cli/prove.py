@@ -5,6 +5,7 @@ eyas prove runs/demo/export --limit 4                   # pytest tests/test_prov
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import click
 
 from eyas.cli.sets import SETS, read_sets
 from eyas.cli.workers import template_options
+from eyas.terminal import console, echo
 
 RESULT = "result.json"
 
@@ -89,6 +91,7 @@ def command(
     from eyas.decode.prove import prove
     from eyas.draft.source import resolve_draft
     from eyas.features.conversations import parse_template_kwargs
+    from eyas.locks import inside
     from eyas.machine import reuse_large_allocations
     from eyas.target.source import resolve_target
 
@@ -100,12 +103,13 @@ def command(
     folder = resolve_target(target)
     note_other_target(draft, folder)
     total = 2 * sum(map(len, sets.values()))
-    with bar(total=total, desc="prove", unit="answer", leave=False) as shown:
+    shown = bar(total=total, desc="prove", unit="answer", leave=False)
+    with shown, contextlib.nullcontext() if out is None else inside(out):
         result = prove(draft, folder, sets, on_answer=shown.update, template_kwargs=kwargs, **settings)
-    if out is not None:
-        _write(out, result, draft, folder, started)
+        if out is not None:
+            _write(out, result, draft, folder, started)
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
         _show(result)
     _judge(result, strict, fail_below)
@@ -115,7 +119,6 @@ def _write(out: Path, result: Mapping[str, Any], draft: Path, target: Path, star
     from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
     from eyas.target.source import fingerprint
 
-    out.mkdir(parents=True, exist_ok=True)
     atomic_write_json(out / RESULT, result)
     weights = {path.name: sha256_file(path) for path in sorted(draft.glob("*.safetensors"))}
     write_manifest(
@@ -152,11 +155,9 @@ def _judge(result: Mapping[str, Any], strict: bool, fail_below: float | None) ->
 def _show(result: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    from eyas.console import console as console_for
-
     settings, k = result["settings"], result["settings"]["k"]
     how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
-    console = console_for(markup=True)
+    screen = console(markup=True)
     what = f"{k} drafted a round"
     if settings["drafting"] == "tree":
         what = f"tree of {settings['nodes']} nodes, depth {k}, top {settings['topk']}"
@@ -173,29 +174,29 @@ def _show(result: Mapping[str, Any]) -> None:
     mean = _range(result["tau_mean_low"], result["tau_mean_high"])
     table.add_row("mean of sets", _number(result["tau_mean"]), mean, *over, *_rates(rates["unconditional"]))
     table.add_row("conditional", "", "", *over, *_rates(rates["conditional"]))
-    console.print(table)
+    screen.print(table)
     tree = " (along the tree's accepted path)" if settings["drafting"] == "tree" else ""
-    console.print(f"≥j: share of all rounds in which the first j drafts{tree} were all accepted;")
-    console.print("conditional: share of the rounds in which the first j-1 were.")
-    console.print(f"Counted as engines do, every round in full and loops too: τ {result['all_rounds']['tau']} overall.")
+    screen.print(f"≥j: share of all rounds in which the first j drafts{tree} were all accepted;")
+    screen.print("conditional: share of the rounds in which the first j-1 were.")
+    screen.print(f"Counted as engines do, every round in full and loops too: τ {result['all_rounds']['tau']} overall.")
     for name, row in result["tau"].items():
         if row["left_out"]:
-            console.print(f"{name}: {row['left_out']} prompts left out, too long for the target's context.")
-    _show_losslessness(console, result)
+            screen.print(f"{name}: {row['left_out']} prompts left out, too long for the target's context.")
+    _show_losslessness(screen, result)
     speed = result["speed"]
     if result["speedup"] is not None:
-        console.print(
+        screen.print(
             f"Speed: {speed['plain_tokens_per_s']} tokens/s plain, {speed['speculative_tokens_per_s']} with the draft, "
             f"{result['speedup']} times ({speed['prompts']} prompts one by one, {settings['threads']} threads)."
         )
 
 
-def _show_losslessness(console: Any, result: Mapping[str, Any]) -> None:
+def _show_losslessness(screen: Any, result: Mapping[str, Any]) -> None:
     if result["lossless"] is None:
-        console.print("Sampled: the text is distributed as the target's own, so there is nothing to compare by token.")
+        screen.print("Sampled: the text is distributed as the target's own, so there is nothing to compare by token.")
         return
     verdict = "Lossless" if result["lossless"] else "NOT lossless"
-    console.print(f"{verdict}: {result['identical']} of {result['compared']} answers are token for token the same.")
+    screen.print(f"{verdict}: {result['identical']} of {result['compared']} answers are token for token the same.")
     for kind, rows in (("near-tie", result["near_ties"]), ("DIFFERS", result["differences"])):
         for row in rows:
             sides = " | ".join(
@@ -203,7 +204,7 @@ def _show_losslessness(console: Any, result: Mapping[str, Any]) -> None:
                 for side in ("plain", "speculative")
             )
             where = f"{row['set']} prompt {row['prompt']}, token {row['position']}"
-            console.print(f"  {kind}: {where}: {sides}; gap {row['gap']}", markup=False)
+            screen.print(f"  {kind}: {where}: {sides}; gap {row['gap']}", markup=False)
 
 
 def _number(value: float | None) -> str:

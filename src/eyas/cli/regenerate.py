@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from eyas.cli.workers import engine_names, ray_options, spread, template_options
+from eyas.terminal import echo
 
 HELP = """Let the target answer PROMPTS: its own answers are what a draft must learn.
 
@@ -172,12 +173,12 @@ def command(
             progress=show,
         )
     if as_json:
-        click.echo(json.dumps(counts))
+        echo(json.dumps(counts))
         return
     aside = ", ".join(f"{n} {reason}" for reason, n in counts["set_aside"].items()) or "none"
-    click.echo(
+    echo(
         f"{counts['kept']:,} of {counts['prompts']:,} answers kept ({counts['supervised_tokens']:,} tokens) in "
         f"{out / CONVERSATIONS}; set aside: {aside}, in {out / SET_ASIDE}"
     )
     if counts["malformed"] or counts["duplicates"]:
-        click.echo(f"{counts['malformed']} malformed rows set aside, {counts['duplicates']} duplicates left out")
+        echo(f"{counts['malformed']} malformed rows set aside, {counts['duplicates']} duplicates left out")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eyas.terminal import echo
+
 if TYPE_CHECKING:
     from eyas.repair.apply import Repaired
 
@@ -97,12 +99,12 @@ def command(
     if save_plan is not None and done.plan is not None:
         write_plan(done.plan, save_plan)
     elif save_plan is not None:
-        click.echo(f"eyas: nothing was decided, so {save_plan} was not written", err=True)
+        echo(f"eyas: nothing was decided, so {save_plan} was not written", err=True)
     if as_json:
-        click.echo(json.dumps(done.to_dict()))
+        echo(json.dumps(done.to_dict()))
     else:
         for line in lines(done):
-            click.echo(line)
+            echo(line)
     raise SystemExit(1 if done.left else 0)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Write one HTML file about RUN, the folder of `eyas run`, `eyas demo` or `eyas train`; with OTHER side by side.
 
 It shows the stages and what they cost, loss and predicted accept length over the tokens seen, acceptance by drafted
@@ -40,10 +42,10 @@ def command(run: Path, other: Path | None, out: Path | None, target: str | None,
 
     report = read_report([run] if other is None else [run, other], target)
     if as_json:
-        click.echo(json.dumps(report, ensure_ascii=False))
+        echo(json.dumps(report, ensure_ascii=False))
         return
     out = out or run / REPORTS[other is not None]
     atomic_write(out, render(report))
-    click.echo(out)
+    echo(out)
     if show:
         click.launch(str(out))

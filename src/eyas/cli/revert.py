@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Bring a draft back to the state before change N of its history, bit for bit; without N, before the last
 change.
 
@@ -37,8 +39,8 @@ def command(draft: Path, number: int | None, force: bool, as_json: bool) -> None
 
     done = revert(draft, number, force=force)
     if as_json:
-        click.echo(json.dumps({"draft": str(draft), **done}))
+        echo(json.dumps({"draft": str(draft), **done}))
         return
     for line in lines(done):
-        click.echo(line)
-    click.echo(f"{draft}: as it was before change {done['to']}; `eyas revert {draft}` takes this back")
+        echo(line)
+    echo(f"{draft}: as it was before change {done['to']}; `eyas revert {draft}` takes this back")

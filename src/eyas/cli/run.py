@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Run all stages of the recipe CONFIG, a YAML file or the name of a shipped one (demo, long).
 
 The stages are target, prompts, regenerate, split, extract, heldout, vocab, train, export and prove; each writes its
@@ -40,10 +42,10 @@ def run_and_show(recipe: str, out: Path | None, overrides: tuple[str, ...], as_j
 
     config = load_config(recipe, overrides)
     folder = out or Path("runs") / config.name
-    summary = run(config, folder, say=lambda line: None if console.quiet() else click.echo(line, err=as_json))
+    summary = run(config, folder, say=lambda line: None if console.quiet() else echo(line, err=as_json))
     if as_json:
-        click.echo(json.dumps(summary))
+        echo(json.dumps(summary))
         return
-    click.echo()
+    echo()
     print_summary(summary)
-    click.echo(f"\nThe numbers are in {folder / SUMMARY}, the draft is in {folder / 'export'}.")
+    echo(f"\nThe numbers are in {folder / SUMMARY}, the draft is in {folder / 'export'}.")

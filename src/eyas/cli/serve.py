@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eyas.terminal import echo
+
 if TYPE_CHECKING:
     from eyas.serve import Launch, Server
 
@@ -156,12 +158,12 @@ def _print(
     said = None if draft is None else str(launch.draft)
     lines = printed(launch, There(named, said, requests=requests, address=address, **_models(launch)))
     if as_json:
-        click.echo(json.dumps({"lines": lines, "warnings": warnings}))
+        echo(json.dumps({"lines": lines, "warnings": warnings}))
         return
     for line in warnings:
         say(f"note: {line}")
     for line in lines:
-        click.echo(line)
+        echo(line)
 
 
 def _models(launch: Launch) -> dict[str, Any]:
@@ -222,12 +224,12 @@ def _announce(server: Server, launch: Launch, as_json: bool) -> None:
     if as_json:
         said = {"url": server.url, "pid": server.pid, "engine": server.engine, "model": server.model,
                 "log": str(server.log), "command": server.command, "seconds": round(server.seconds, 1)}  # fmt: skip
-        click.echo(json.dumps(said))
+        echo(json.dumps(said))
         return
-    click.echo(f"{server.engine} answers at {server.url} after {server.seconds:.0f} s; Ctrl-C stops it. For example:")
-    click.echo(f"  {example(server.engine, server.url, server.model, launch.draft is not None)}")
+    echo(f"{server.engine} answers at {server.url} after {server.seconds:.0f} s; Ctrl-C stops it. For example:")
+    echo(f"  {example(server.engine, server.url, server.model, launch.draft is not None)}")
     if server.engine != "openvino":
-        click.echo(f"What was accepted since its start: curl -s {server.url}/metrics")
+        echo(f"What was accepted since its start: curl -s {server.url}/metrics")
 
 
 def example(engine: str, url: str, model: str, drafted: bool) -> str:

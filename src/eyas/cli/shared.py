@@ -30,7 +30,7 @@ def _speak(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     level: console.Level = "quiet" if "--quiet" in param.opts else "verbose"
     said = ctx.find_root().meta.setdefault(_DONE, level)
     if said != level:
-        raise click.UsageError("--quiet and --verbose exclude each other", ctx)
+        raise click.UsageError("--quiet and --verbose exclude each other; give one", ctx)
     if not ctx.find_root().meta.get(_DONE + ".on"):
         ctx.find_root().meta[_DONE + ".on"] = True
         if not console.bounded():  # nobody but main outlives the root context, to tell of errors

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Train a draft on FEATURES (a folder written by `eyas extract`).
 
 The same command goes on where a killed one stopped and ends in the same weights. OUT gets draft/ (the canonical draft
@@ -101,19 +103,19 @@ def command(
     if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
         return
     if as_json:
-        click.echo(json.dumps({**counts, "draft": str(out / "draft")}))
+        echo(json.dumps({**counts, "draft": str(out / "draft")}))
         return
-    click.echo(f"{counts['steps']} steps over {counts['tokens_seen']:,} tokens; the draft is in {out / 'draft'}")
+    echo(f"{counts['steps']} steps over {counts['tokens_seen']:,} tokens; the draft is in {out / 'draft'}")
     if predicted := counts.get("predicted"):
         rates = " ".join(f"{rate:.3f}" for rate in predicted["per_position"])
-        click.echo(f"predicted accept length {predicted['accept_length']:.3f} at K = {predicted['draft_tokens']} "
+        echo(f"predicted accept length {predicted['accept_length']:.3f} at K = {predicted['draft_tokens']} "
                    f"(per position {rates}; {predicted['definition']})")  # fmt: skip
 
 
 def show(chosen: Any, as_json: bool) -> None:
     """All settings with their values; for people with their meaning, wrapped to the terminal."""
     if as_json:
-        click.echo(json.dumps(chosen.model_dump(mode="json")))
+        echo(json.dumps(chosen.model_dump(mode="json")))
         return
     formatter = click.HelpFormatter(max_width=110)
     rows = []
@@ -122,7 +124,7 @@ def show(chosen: Any, as_json: bool) -> None:
         text = " ".join(map(str, value)) if isinstance(value, tuple) else "none" if value is None else str(value)
         rows.append((f"{name} = {text}", " ".join((info.description or "").split())))
     formatter.write_dl(rows, col_max=34)
-    click.echo(formatter.getvalue().rstrip())
+    echo(formatter.getvalue().rstrip())
 
 
 def read_settings(
@@ -134,11 +136,12 @@ def read_settings(
 
     from eyas.errors import BadInput
     from eyas.train.settings import TrainSettings
+    from eyas.untrusted import LONGEST_RECIPE, parse_yaml, text
 
     values: dict[str, Any] = {}
     if config is not None:
         try:
-            read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+            read = parse_yaml(text(config, LONGEST_RECIPE)) or {}
         except OSError as error:
             raise BadInput(
                 f"--config {config} cannot be read ({error.strerror}); name a YAML file of settings"
@@ -150,13 +153,13 @@ def read_settings(
             raise BadInput(f"{config}: expected settings like 'lr: 0.004', or a section 'train:' with them")
         values = dict(section)
     for assignment in assignments:
-        name, equals, text = assignment.partition("=")
+        name, equals, given = assignment.partition("=")
         if not equals:
             raise BadInput(f"--set {assignment!r}: expected NAME=VALUE, for example --set lr=2e-3")
         try:
-            values[name.strip()] = yaml.safe_load(text)
+            values[name.strip()] = parse_yaml(given)
         except yaml.YAMLError as error:
-            raise BadInput(f"--set {assignment!r}: {text!r} is no YAML value; quote what is meant as text") from error
+            raise BadInput(f"--set {assignment!r}: {given!r} is no YAML value; quote what is meant as text") from error
     if init_from is not None:
         values["init_from"] = str(init_from)
     if track:

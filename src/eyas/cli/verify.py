@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Prove that a draft is what Eyas wrote: after a copy, an upload, a conversion. The target is not needed.
 
 Every tensor is compared with its digest in eyas.json, under its canonical name and in its recorded dtype, so that a
@@ -35,13 +37,13 @@ def command(draft: Path, as_json: bool) -> None:
 
     report = verify_draft(resolve_draft(draft))
     if as_json:
-        click.echo(json.dumps({**report.to_dict(), "path": str(draft)}))
+        echo(json.dumps({**report.to_dict(), "path": str(draft)}))
         raise SystemExit(0 if report.ok else 1)
     for problem in report.problems:
-        click.echo(f"  {problem}")
+        echo(f"  {problem}")
     if report.compared.converted:
-        click.echo(f"  stored in another dtype, the recorded numbers: {', '.join(report.compared.converted)}")
+        echo(f"  stored in another dtype, the recorded numbers: {', '.join(report.compared.converted)}")
     probe = "it carries no probe" if report.probe is None else f"{report.probe.choices} recorded choices replayed"
     said = "intact" if report.ok else f"NOT intact ({len(report.problems)} differences)"
-    click.echo(f"{draft}: {report.tensors} tensors compared, {probe}: {said}")
+    echo(f"{draft}: {report.tensors} tensors compared, {probe}: {said}")
     raise SystemExit(0 if report.ok else 1)

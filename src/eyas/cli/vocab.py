@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from eyas.terminal import echo
+
 HELP = """Choose the draft vocabulary: features or conversations to a vocabulary map.
 
 SOURCE is a folder of features, whose supervised tokens are counted; a file of conversations, whose answers are counted
@@ -73,17 +75,17 @@ def command(
             always.update(token_ids(folder, text))
     report = make_vocab(source, out, size, always=always, held_out=held_out, target_dir=folder, skip_bad=skip_bad)
     if as_json:
-        click.echo(json.dumps(report.to_dict()))
+        echo(json.dumps(report.to_dict()))
         return
-    click.echo(f"{report.out}: {report.size:,} of the target's {report.target_size:,} ids{_unchanged(report.skipped)}")
-    click.echo(
+    echo(f"{report.out}: {report.size:,} of the target's {report.target_size:,} ids{_unchanged(report.skipped)}")
+    echo(
         f"  counted {report.supervised_tokens:,} supervised tokens, {report.observed:,} distinct ids; "
         f"{report.always} ids always in, {report.filled:,} in the map were not observed"
     )
     held = "" if report.held_out_coverage is None else f", {report.held_out_coverage:.2%} of the held-out ones"
-    click.echo(f"  covers {report.coverage:.2%} of the supervised tokens counted{held}")
+    echo(f"  covers {report.coverage:.2%} of the supervised tokens counted{held}")
     for reason, number in report.set_aside.items():
-        click.echo(f"  set aside: {number} {reason}")
+        echo(f"  set aside: {number} {reason}")
 
 
 def _unchanged(skipped: bool) -> str:

@@ -20,6 +20,7 @@ from ..draft.dialects.keys import MAPS
 from ..draft.files import open_folder
 from ..draft.shape import DraftShape
 from ..errors import BadInput
+from ..untrusted import load_tensors, regular
 from .specimen import EMBEDDING, fitted
 
 ANY_LAYERS = 10_000
@@ -87,13 +88,13 @@ def _saved_map(path: Path) -> torch.Tensor:
         import numpy as np
 
         try:
-            return torch.from_numpy(np.load(path, allow_pickle=False))
-        except (ValueError, OSError, TypeError) as error:
+            return torch.from_numpy(np.load(regular(path), allow_pickle=False))
+        except Exception as error:  # numpy raises a dozen kinds for a damaged array
             raise BadInput(
                 f"{path} cannot be read as an array ({error}); save it again with numpy.save, or give a draft directory"
             ) from error
     try:
-        held: Any = torch.load(path, map_location="cpu", weights_only=True)
+        held: Any = load_tensors(path)
     except Exception as error:  # pickle and zip raise a dozen types
         raise BadInput(
             f"{path} cannot be read with weights_only ({error}); save it again as safetensors, or give a draft "

@@ -7,12 +7,12 @@ what a server would accept if rounds began everywhere alike, a little more than 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import BadInput
+from ..untrusted import content, parse_json
 
 STEPS = 4
 
@@ -57,7 +57,7 @@ def _number(value: Any) -> float | None:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        values = json.loads(file.read_text())
+        values = parse_json(content(file))
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} cannot be read ({error}); leave --training out, or give the run's own file") from error
     if not isinstance(values, Mapping):

@@ -22,6 +22,7 @@ from .._version import __version__
 from ..artifacts import atomic_dir
 from ..conventions import Conventions
 from ..errors import BadInput, Mismatch
+from ..locks import beside
 from ..target.facts import TargetFacts, read_facts
 from .dialects import Reading, interpret, native
 from .expected import Inventory
@@ -140,6 +141,12 @@ def fresh_directory(out_dir: str | Path) -> Iterator[Path]:
     An existing `out_dir` is replaced only if Eyas wrote everything in it. Raises BadInput otherwise.
     """
     out = Path(out_dir)
+    with beside(out), _fresh(out) as temporary:
+        yield temporary
+
+
+@contextlib.contextmanager
+def _fresh(out: Path) -> Iterator[Path]:
     _remove_stale(out)
     check_replaceable(out)
     with atomic_dir(out) as temporary:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..untrusted import content, inside, load_tensors, parse_json
 from .headers import read_array, read_header
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ CONFIG = "config.json"
 HISTORY = ".eyas"  # the journal of changes made to a draft in place, and what they replaced
 PENDING = f"{HISTORY}/pending.json"  # there while such a change is under way
 TRAINING_STATE = "training_state.pt"
-LONGEST_NAME = 255  # of a file, as most file systems have it
 # Where a training state keeps the draft's tensors: SpecForge (export/checkpoint_io.py) and what others call it.
 NESTED_STATES = ("draft_state_dict", "draft_model", "model_state_dict", "state_dict", "model", "module")
 READABLE = ("F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8")
@@ -127,14 +125,14 @@ def weight_files(folder: Path) -> tuple[list[Path], dict[str, Path] | None]:
             listed = read_json(index).get("weight_map")
             if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
                 raise BadInput(f"{index}: `weight_map` must be a non-empty object {{tensor name: file name}}")
-            inside = {name: _inside(folder, name, index) for name in sorted(set(listed.values()))}
-            missing = [name for name, file in inside.items() if not file.is_file()]
+            shards = {name: inside(folder, name, index) for name in sorted(set(listed.values()))}
+            missing = [name for name, file in shards.items() if not file.is_file()]
             if missing:
                 raise BadInput(
                     f"{folder}: the shards {', '.join(missing)} are missing, though {index.name} names them; copy "
                     "or download them"
                 )
-            return list(inside.values()), {tensor: inside[name] for tensor, name in listed.items()}
+            return list(shards.values()), {tensor: shards[name] for tensor, name in listed.items()}
     for pattern in ("*.safetensors", "*.bin", TRAINING_STATE, "*.pt"):
         found = sorted(file for file in folder.glob(pattern) if file.is_file())
         if found and (len(found) == 1 or pattern == "*.safetensors"):
@@ -158,7 +156,7 @@ def below(folder: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises BadInput naming the file when it is something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(content(path))
         json.dumps(value, ensure_ascii=False).encode()  # halves of characters, which nothing could print
     except OSError as error:
         raise BadInput(
@@ -172,21 +170,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def load_pickle(path: Path) -> Mapping[str, torch.Tensor]:
-    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part.
-
-    Files of today's format are mapped, so that sizes which a forged file claims are bounded by the file itself.
-    """
+    """The tensors of a `.bin` or `.pt`: only data, never code. A training state is searched for the draft's part."""
     import torch
 
     try:
-        mapped = zipfile.is_zipfile(path)
-        if mapped:
-            with zipfile.ZipFile(path) as parts:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
-                    raise ValueError("its parts are compressed, which torch.save never does")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks on odd pickles; what matters is raised
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        state = load_tensors(path)
     except Exception as error:  # torch raises a dozen kinds; all are about this file
         raise BadInput(
             f"{path} cannot be read as plain tensors ({_why(error)}); nothing in it was executed. "
@@ -267,26 +255,6 @@ def _code(dtype: torch.dtype) -> str:
     known = {"bool": "BOOL", "bfloat16": "BF16", "uint8": "U8"}
     code = known.get(name) or name.replace("float", "F").replace("int", "I")
     return code if code in READABLE else name
-
-
-def _inside(folder: Path, name: str, index: Path) -> Path:
-    """The file that an index names. The entry itself may be a symlink (hub caches); its name may not lead out."""
-    pure = PurePosixPath(name)
-    odd = not name.isprintable() or "\\" in name or ":" in name or len(name) > LONGEST_NAME
-    outside = not name or odd or pure.is_absolute() or ".." in pure.parts
-    try:
-        outside = outside or not (folder / pure).parent.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, no name at all
-        raise BadInput(
-            f"{index} names the file {name[:80]!r}, which cannot be ({_first_line(error)}); copy or download the "
-            "index again"
-        ) from error
-    if outside:
-        raise BadInput(
-            f"{index} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it; correct "
-            "the index, or copy the file into the folder"
-        )
-    return folder / pure
 
 
 def _why(error: BaseException) -> str:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BadInput
+from ..untrusted import LONGEST_HEADER, regular
 
 if TYPE_CHECKING:
     import numpy as np
 
-LONGEST_HEADER = 100_000_000  # bytes; the library's own bound
 MOST_AXES = 16
 POINTER = b"version "  # of Git LFS: a few lines of text in the place of a file that was not fetched
 BYTES = {
@@ -61,7 +61,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read and check the header of one file. Raises BadInput naming the file, the tensor and what is wrong."""
     try:
-        size = path.stat().st_size
+        size = regular(path).stat().st_size
         with open(path, "rb") as file:
             start = file.read(8)
             length = int.from_bytes(start, "little")

@@ -8,11 +8,11 @@ taken apart.   pytest tests/test_engines_launch.py
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any
 
 from ..errors import BadInput
+from ..untrusted import parse_json
 
 
 def options(command: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def options(command: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A whole number, a JSON object, or the text itself."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return text
     return value if isinstance(value, int | dict) else text

@@ -7,9 +7,9 @@ Exercise it:  pytest tests/test_features_extract.py      eyas extract CONVERSATI
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ import torch
 from eyas.chat import Encoded, Unusable, common_length, encode_conversation, encode_recorded, shared_prefix
 from eyas.errors import BadInput
 from eyas.rows import is_lines, read_rows, without_nulls
+from eyas.untrusted import lines, parse_json
 
 EXPECTED = "expected a JSON object with `messages`, or with `prompt_token_ids` and `response_token_ids`"
 SHAREGPT_ROLES = {
@@ -99,11 +100,10 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Numbered, non-empty lines of a JSONL file, plain or gzip. Raises BadInput where it cannot be read."""
     path = Path(path)
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError) as error:
+        for number, line in enumerate(lines(path), 1):
+            if line.strip():
+                yield number, line
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise BadInput(f"{path}: the conversations cannot be read ({error}); name a JSONL file") from error
 
 
@@ -125,8 +125,8 @@ def table_rows(source: str | Path) -> list[dict[str, Any]]:
 def parse_line(line: bytes) -> dict[str, Any]:
     """One line as an object. Raises Unusable("malformed") saying what was expected."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise Unusable("malformed", f"not JSON ({error}); {EXPECTED}") from error
     if not isinstance(row, dict):
         raise Unusable("malformed", f"a JSON {type(row).__name__}; {EXPECTED}")
@@ -277,7 +277,7 @@ def parse_key_values(pairs: Sequence[str], what: str, example: str) -> dict[str,
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", key):
             raise BadInput(f"{what} {pair!r}: expected KEY=VALUE, for example {example}")
         try:
-            out[key] = json.loads(value)
+            out[key] = parse_json(value)
         except ValueError:
             out[key] = value
     return out

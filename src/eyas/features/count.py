@@ -22,6 +22,7 @@ from eyas.errors import BadInput, Mismatch
 from eyas.features.conversations import encode_all, load_tokenizer
 from eyas.features.extract import feature_meta
 from eyas.features.reader import FeatureSet
+from eyas.locks import inside
 from eyas.rows import content, is_saved
 from eyas.target.facts import read_facts
 from eyas.target.source import tokenizer_fingerprint
@@ -88,7 +89,8 @@ def make_vocab(
         inputs["held_out"] = _digest(Path(str(held_out)))
         if features is not None:
             held.check(target=features.meta.target, tokenizer=features.meta.tokenizer)
-    _check_target(source, features, target_dir)
+    if not talks:
+        _check_target(source, features, target_dir)
     config: dict[str, Any] = {"size": size, "always": wanted}
     if skip_bad:  # maps of before this choice stay current
         config["skip_bad"] = True
@@ -98,48 +100,49 @@ def make_vocab(
         return VocabReport(**told)
 
     set_aside: dict[str, int] = {}
-    if features is not None or talks:
-        if features is not None:
-            counts = count_supervised(features)  # int64 [V]
+    with inside(out):
+        if features is not None or talks:
+            if features is not None:
+                counts = count_supervised(features)  # int64 [V]
+            else:
+                counts, set_aside = _count_answers(source, target_dir, skip_bad)
+            made = VocabMap.from_counts(counts, size, wanted)
         else:
-            counts, set_aside = _count_answers(source, target_dir, skip_bad)
-        made = VocabMap.from_counts(counts, size, wanted)
-    else:
-        made = VocabMap.load(source).recut(size, wanted)
-        assert made.counts is not None
-        counts = made.counts
-    held_counts = None if held is None else count_supervised(held)
-    if held_counts is not None and held_counts.numel() != counts.numel():
-        raise Mismatch(
-            f"{held_out}: held-out features of a target with {held_counts.numel()} ids, {source} has {counts.numel()}; "
-            f"extract both with the same target"
+            made = VocabMap.load(source).recut(size, wanted)
+            assert made.counts is not None
+            counts = made.counts
+        held_counts = None if held is None else count_supervised(held)
+        if held_counts is not None and held_counts.numel() != counts.numel():
+            raise Mismatch(
+                f"{held_out}: held-out features of a target with {held_counts.numel()} ids, {source} has "
+                f"{counts.numel()}; extract both with the same target"
+            )
+        report = VocabReport(
+            out=str(out),
+            size=made.size,
+            target_size=made.target_size,
+            always=len(made.always),
+            observed=int((counts > 0).sum()),
+            filled=int((counts[made.ids] == 0).sum()),
+            supervised_tokens=int(counts.sum()),
+            coverage=made.coverage(counts),
+            held_out_coverage=None if held_counts is None else made.coverage(held_counts),
+            digest=made.digest(),
+            set_aside=set_aside,
         )
-    report = VocabReport(
-        out=str(out),
-        size=made.size,
-        target_size=made.target_size,
-        always=len(made.always),
-        observed=int((counts > 0).sum()),
-        filled=int((counts[made.ids] == 0).sum()),
-        supervised_tokens=int(counts.sum()),
-        coverage=made.coverage(counts),
-        held_out_coverage=None if held_counts is None else made.coverage(held_counts),
-        digest=made.digest(),
-        set_aside=set_aside,
-    )
-    made.save(out / FILE)
-    numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
-    write_manifest(
-        out,
-        STAGE,
-        inputs=inputs,
-        config=config,
-        counts=numbers,
-        duration_s=time.monotonic() - started,
-        files=[FILE],
-        schema=SCHEMA,
-    )
-    return report
+        made.save(out / FILE)
+        numbers = {k: v for k, v in report.to_dict().items() if k not in ("out", "digest", "skipped")}
+        write_manifest(
+            out,
+            STAGE,
+            inputs=inputs,
+            config=config,
+            counts=numbers,
+            duration_s=time.monotonic() - started,
+            files=[FILE],
+            schema=SCHEMA,
+        )
+        return report
 
 
 def count_supervised(features: Any) -> torch.Tensor:
@@ -191,7 +194,7 @@ def _conversation_inputs(source: Path, target_dir: str | Path | None) -> dict[st
 
 def _check_target(source: Path, features: FeatureSet | None, target_dir: str | Path | None) -> None:
     """Raise Mismatch where ids of `source` are not ids of the target whose special ones are to be in the map."""
-    if target_dir is None or (features is None and not _is_map(source)):
+    if target_dir is None:
         return
     if features is not None:
         features.check(tokenizer=tokenizer_fingerprint(target_dir))

@@ -33,6 +33,7 @@ from eyas.features.layout import INDEX, NOT_READ, SCHEMA, STAGE, FeatureMeta, Sh
 from eyas.features.reader import check_shard, map_safetensors
 from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
+from eyas.locks import inside
 from eyas.machine import check_device
 from eyas.regenerate import template_arguments
 from eyas.rows import is_lines
@@ -126,10 +127,11 @@ def extract(
         "inputs": inputs, "config": config, "began": began, "progress": progress, "shard_bytes": shard_bytes,
         "salt": f"{dtype}/{batch_tokens}" + (sha256_json(engine.told()) if engine else ""),
     }  # fmt: skip
-    if spread is not None:
-        return write_features(out, meta, collection, _by_workers(spread, how), **rest)
-    with Filler(how, target if isinstance(target, Target) else None, collection.documents) as fill:
-        return write_features(out, meta, collection, in_turn(out, meta, fill), **rest)
+    with inside(out):
+        if spread is not None:
+            return write_features(out, meta, collection, _by_workers(spread, how), **rest)
+        with Filler(how, target if isinstance(target, Target) else None, collection.documents) as fill:
+            return write_features(out, meta, collection, in_turn(out, meta, fill), **rest)
 
 
 Make = Callable[[Sequence[Piece], Advance], Iterable[ShardEntry]]

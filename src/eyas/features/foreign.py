@@ -13,10 +13,7 @@ The teacher is recomputed with the target's head.   Exercise it:  pytest tests/t
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,13 +26,15 @@ import torch
 from eyas.artifacts import check_out, is_current, read_manifest, sha256_json
 from eyas.chat import Unusable, checked
 from eyas.errors import BadInput, EyasError, Mismatch
-from eyas.features.conversations import Collection, Document, SetAside
+from eyas.features.conversations import Collection, Document, SetAside, read_lines
 from eyas.features.extract import feature_meta, in_turn, refuse_others, shards_whole, write_features
 from eyas.features.layout import SCHEMA, STAGE, FeatureMeta
 from eyas.features.passes import store
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardBuffer
+from eyas.locks import inside
 from eyas.target.facts import read_facts
 from eyas.target.weights import Ends, load_ends
+from eyas.untrusted import content, load_tensors, parse_json
 
 Kind = Literal["speculators", "specforge"]
 
@@ -124,10 +123,11 @@ def import_foreign(
             _store(read(files[document.id]), files[document.id], ends, document, buffer, d)
             advance(len(document))
 
-    return write_features(
-        out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
-        progress=progress, shard_bytes=shard_bytes, salt=kind,
-    )  # fmt: skip
+    with inside(out):
+        return write_features(
+            out, meta, collection, in_turn(out, meta, compute), inputs=inputs, config=config, began=began,
+            progress=progress, shard_bytes=shard_bytes, salt=kind,
+        )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ the two formats
@@ -160,10 +160,7 @@ def read_speculators(file: Path) -> Foreign:
 def read_specforge(file: Path) -> Foreign:
     """One `data_*.ckpt`, gzip or not, of SpecForge; only tensors are unpickled. Raises Unusable("malformed")."""
     try:
-        if file.suffix == ".gz":
-            state = torch.load(io.BytesIO(gzip.decompress(file.read_bytes())), map_location="cpu", weights_only=True)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        state = load_tensors(file)
     except Exception as error:  # torch raises a dozen types
         raise Unusable("malformed", f"not a readable checkpoint of tensors ({error})") from error
     wanted = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
@@ -278,9 +275,9 @@ def _masks(place: Path) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _jsonl_rows(file: Path) -> Iterator[tuple[list[int], list[int]]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in read_lines(file):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             yield row["input_ids"], row["loss_mask"]
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{file}, line {number}: expected `input_ids` and `loss_mask` ({error})") from error
@@ -291,7 +288,7 @@ def _arrow_rows(folder: Path) -> Iterator[tuple[list[int], list[int]]]:
     import pyarrow as pa
 
     state = folder / "state.json"
-    names = [f["filename"] for f in json.loads(state.read_text())["_data_files"]] if state.is_file() else []
+    names = [f["filename"] for f in parse_json(content(state))["_data_files"]] if state.is_file() else []
     for file in [folder / Path(n).name for n in names] or sorted(folder.glob("*.arrow")):
         try:
             with pa.memory_map(str(file)) as handle:

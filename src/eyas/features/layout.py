@@ -11,6 +11,7 @@ Exercise it:  pytest tests/test_features_layout.py
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 
 from eyas.conventions import Conventions
 from eyas.errors import BadInput
+from eyas.untrusted import parse_json
 
 SCHEMA = "eyas-features/1"
 STAGE = "extract"
 INDEX = "shards.json"
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,100}")  # of a shard: no path, nothing odd
 METADATA = "eyas"
 """The one key of a shard's metadata: safetensors writes several keys in no fixed order, one gives the same bytes."""
 NOT_READ = -1
@@ -103,8 +106,13 @@ class FeatureMeta:
         """Read what `to_dict` wrote. Raises BadInput naming the field that is missing or contradicts itself."""
         try:
             known = {k: values[k] for k in ("hidden_size", "vocab_size", "target", "tokenizer", "template")}
-            return cls(**known, ends=values.get("ends", ""), conventions=Conventions.from_dict(values["conventions"]))
-        except (KeyError, TypeError, ValueError) as error:
+            ends = values.get("ends", "")
+            if not all(type(known[k]) is int and 0 < known[k] < 1 << 32 for k in ("hidden_size", "vocab_size")):
+                raise ValueError("hidden_size and vocab_size must be sizes")
+            if not all(isinstance(v, str) for v in (ends, *(known[k] for k in ("target", "tokenizer", "template")))):
+                raise ValueError("target, tokenizer, template and ends must be digests")
+            return cls(**known, ends=ends, conventions=Conventions.from_dict(values["conventions"]))
+        except (KeyError, TypeError, ValueError, AttributeError, BadInput) as error:
             raise BadInput(f"feature metadata cannot be read: {error}; expected what {SCHEMA} writes") from error
 
     def to_metadata(self, doc_ids: list[str], plan: str) -> dict[str, str]:
@@ -136,13 +144,28 @@ class ShardEntry:
 def read_index(text: str, where: str) -> tuple[FeatureMeta, dict[str, ShardEntry]]:
     """Parse `shards.json`: (meta, {shard name: entry}). Raises BadInput naming `where` when it is something else."""
     try:
-        parsed = json.loads(text)
+        parsed = parse_json(text)
         if parsed["schema"] != SCHEMA:
             raise BadInput(f"{where}: schema {parsed['schema']!r}, this Eyas reads {SCHEMA!r}; extract again")
-        entries = [ShardEntry(**{**e, "lengths": tuple(e["lengths"])}) for e in parsed["shards"]]
-        return FeatureMeta.from_dict(parsed["meta"]), {e.name: e for e in entries}
-    except (ValueError, KeyError, TypeError) as error:
+        entries = [_entry(e) for e in parsed["shards"]]
+        meta = FeatureMeta.from_dict(parsed["meta"])
+    except BadInput as error:
+        raise error if where in str(error) else BadInput(f"{where}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{where}: not an index of feature shards ({error}); run the extraction again") from error
+    return meta, {e.name: e for e in entries}
+
+
+def _entry(values: Mapping[str, Any]) -> ShardEntry:
+    entry = ShardEntry(**{**values, "lengths": tuple(values["lengths"])})
+    if not isinstance(entry.name, str) or not PLAIN_NAME.fullmatch(entry.name):
+        raise ValueError(f"{str(entry.name)[:80]!r} is no name of a shard")
+    numbers = (entry.bytes, entry.supervised, *entry.lengths, *(() if entry.recorded is None else (entry.recorded,)))
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in numbers):
+        raise ValueError(f"{entry.name}: bytes, lengths and supervised must be counts")
+    if not isinstance(entry.sha256, str) or not isinstance(entry.plan, str):
+        raise ValueError(f"{entry.name}: sha256 and plan must be digests")
+    return entry
 
 
 def dump_index(meta: FeatureMeta, entries: list[ShardEntry]) -> str:

@@ -8,9 +8,7 @@ Exercise it:  pytest tests/test_features_layout.py
 from __future__ import annotations
 
 import bisect
-import json
 import os
-import struct
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,10 @@ import torch
 
 from eyas.artifacts import read_manifest, sha256_file
 from eyas.conventions import Conventions
+from eyas.draft.headers import read_header
 from eyas.errors import BadInput, EyasError, Mismatch
-from eyas.features.layout import INDEX, METADATA, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
+from eyas.features.layout import INDEX, METADATA, NOT_READ, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
+from eyas.untrusted import content, parse_json
 
 _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
@@ -36,33 +36,26 @@ def map_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
     Raises EyasError naming the file when it is missing, truncated or not safetensors.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-            if length > size - 8:
-                raise ValueError(f"the file ends inside its header ({size} bytes)")
-            header = json.loads(file.read(length))
-        metadata = header.pop("__metadata__", {})
-        end = 8 + length + max((spec["data_offsets"][1] for spec in header.values()), default=0)
-        if end != size:
-            raise ValueError(f"its header promises {end} bytes, the file has {size}")
-        storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size)
+        header = read_header(path)
+        unknown = sorted({e.dtype for e in header.entries.values()} - _DTYPES.keys())
+        if unknown:
+            raise ValueError(f"it holds tensors of {', '.join(unknown)}")
+        storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
         tensors = {}
-        for name, spec in header.items():
-            dtype = _DTYPES[spec["dtype"]]
-            start = 8 + length + spec["data_offsets"][0]
-            if start % dtype.itemsize:
+        for name, entry in header.entries.items():
+            dtype, shape = _DTYPES[entry.dtype], list(entry.shape)
+            if entry.start % dtype.itemsize:
                 raise ValueError(f"tensor {name!r} is not aligned to its dtype")
-            flat = torch.empty(0, dtype=dtype)
-            shape = spec["shape"]
             stride = list(accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1))[::-1]
-            tensors[name] = flat.set_(storage, start // dtype.itemsize, shape, stride[-len(shape) :])
-    except FileNotFoundError as error:
-        raise EyasError(f"{path}: the feature shard is missing; {REMEDY}") from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            flat = torch.empty(0, dtype=dtype)
+            tensors[name] = flat.set_(storage, entry.start // dtype.itemsize, shape, stride[-len(shape) :])
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise EyasError(f"{path}: the feature shard cannot be read ({error}); {REMEDY}") from error
-    return tensors, metadata
+    except BadInput as error:
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        said = f"{path}: the feature shard is missing" if missing else str(error)
+        raise EyasError(f"{said}; {REMEDY}") from error
+    return tensors, dict(header.metadata)
 
 
 class FeatureSet:
@@ -89,7 +82,7 @@ class FeatureSet:
         if manifest is None or not (folder / INDEX).is_file():
             state = "its extraction has not finished" if (folder / INDEX).is_file() else "no features lie there"
             raise BadInput(f"{folder}: {state}; run `eyas extract CONVERSATIONS.jsonl --out {folder}`")
-        meta, index = read_index((folder / INDEX).read_text(), str(folder / INDEX))
+        meta, index = read_index(_index_text(folder / INDEX), str(folder / INDEX))
         entries = [index[name] for name in sorted(index)]
         for entry in entries:
             check_shard(folder, entry, content=verify)
@@ -155,13 +148,12 @@ class FeatureSet:
         if index not in self._maps:
             path = self.dir / self.entries[index].name
             tensors, metadata = map_safetensors(path)
-            told = json.loads(metadata.get(METADATA, "{}"))
-            if told.get("schema") != SCHEMA:
-                raise EyasError(f"{path}: schema {told.get('schema')!r}, this Eyas reads {SCHEMA!r}; {REMEDY}")
+            names = _documents(path, metadata, len(self.entries[index].lengths))
             missing = {*ROW_DTYPES, "offsets"} - set(tensors)
             if missing:
                 raise EyasError(f"{path}: the tensors {sorted(missing)} are missing; {REMEDY}")
-            self._maps[index] = (tensors, told["documents"])
+            _check_rows(path, tensors, self.entries[index], self.meta)
+            self._maps[index] = (tensors, names)
         return self._maps[index]
 
     def check(
@@ -198,6 +190,13 @@ class FeatureSet:
                 )
 
 
+def _index_text(path: Path) -> str:
+    try:
+        return content(path).decode()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); {REMEDY}") from error
+
+
 def check_shard(folder: Path, entry: ShardEntry, content: bool = True) -> None:
     """Compare a shard with its index entry: size, and SHA-256 if `content`. Raises EyasError naming the file."""
     path = folder / entry.name
@@ -208,6 +207,42 @@ def check_shard(folder: Path, entry: ShardEntry, content: bool = True) -> None:
         raise EyasError(f"{path}: the index lists {entry.bytes} bytes, the file has {size}; {REMEDY}")
     if content and sha256_file(path) != entry.sha256:
         raise EyasError(f"{path}: its content no longer has the recorded checksum {entry.sha256[:12]}; {REMEDY}")
+
+
+def _documents(path: Path, metadata: dict[str, str], count: int) -> list[str]:
+    """The ids of a shard's documents, as its metadata lists them."""
+    try:
+        told = parse_json(metadata.get(METADATA, "{}"))
+        schema, names = told.get("schema"), told.get("documents")
+    except (ValueError, AttributeError) as error:
+        raise EyasError(f"{path}: its metadata cannot be read ({error}); {REMEDY}") from error
+    if schema != SCHEMA:
+        raise EyasError(f"{path}: schema {schema!r}, this Eyas reads {SCHEMA!r}; {REMEDY}")
+    if not isinstance(names, list) or len(names) != count or not all(isinstance(name, str) for name in names):
+        raise EyasError(f"{path}: its metadata does not name its {count} documents; {REMEDY}")
+    return names
+
+
+def _check_rows(path: Path, tensors: dict[str, torch.Tensor], entry: ShardEntry, meta: FeatureMeta) -> None:
+    """Raise EyasError where the rows of a shard are not what its index and metadata promise: whoever reads them trusts
+    shapes, bounds and ids. Of the numbers only ids and choices are read."""
+    bounds = [0, *accumulate(entry.lengths)]
+    shapes = {name: (bounds[-1], *shape) for name, shape in meta.row_shapes().items()} | {"offsets": (len(bounds),)}
+    dtypes = {**ROW_DTYPES, "offsets": torch.int64}
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape or tensors[name].dtype != dtypes[name]:
+            found = f"{str(tensors[name].dtype).removeprefix('torch.')} {list(tensors[name].shape)}"
+            wanted = f"{str(dtypes[name]).removeprefix('torch.')} {list(shape)}"
+            raise EyasError(f"{path}: {name} is {found}, expected {wanted}; {REMEDY}")
+    if tensors["offsets"].tolist() != bounds:
+        raise EyasError(f"{path}: its offsets are not those of the documents that {INDEX} lists; {REMEDY}")
+    for name, least in (("ids", 0), ("top1", NOT_READ)):
+        if bounds[-1]:
+            low, high = (int(x) for x in tensors[name].aminmax())
+            if low < least or high >= meta.vocab_size:
+                raise EyasError(
+                    f"{path}: {name} run from {low} to {high}, the target's end at {meta.vocab_size - 1}; {REMEDY}"
+                )
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,7 @@ import itertools
 from typing import Any
 
 from eyas.features.conversations import Document
+from eyas.terminal import harmless
 
 ON, FAINT, OFF = "\x1b[30;42m", "\x1b[2m", "\x1b[0m"
 OPEN, CLOSE = "⟦", "⟧"
@@ -39,18 +40,14 @@ def show_document(document: Document, tokenizer: Any, color: bool) -> str:
     runs = mask_runs(document)
     turns = sum(on for _, _, on in runs)
     supervised = int(document.mask.sum())
-    parts = [f"{document.id}: {len(document)} tokens, {supervised} supervised, {turns} turn{'s' * (turns != 1)}\n"]
+    name = harmless(document.id)
+    parts = [f"{name}: {len(document)} tokens, {supervised} supervised, {turns} turn{'s' * (turns != 1)}\n"]
     for start, end, on in runs:
         text = tokenizer.decode(document.ids[start:end].tolist(), skip_special_tokens=False)
-        text = _without_escapes(text).replace("\n", NEWLINE + "\n")
+        text = harmless(text).replace("\n", NEWLINE + "\n")
         if color:
             style = ON if on else FAINT
             parts.append("\n".join(f"{style}{line}{OFF}" if line else "" for line in text.split("\n")))
         else:
             parts.append(f"{OPEN}{text}{CLOSE}" if on else text)
     return "".join(parts).rstrip("\n")
-
-
-def _without_escapes(text: str) -> str:
-    """Control characters made visible: a conversation must not move the cursor."""
-    return "".join(c if c in "\n\t" or c.isprintable() or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)

@@ -7,7 +7,6 @@ pytest tests/test_measure_file.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..artifacts import atomic_write_json
 from ..doctor.located import Located
 from ..engines.served import Served, from_number
 from ..errors import BadInput
+from ..untrusted import content, parse_json
 
 FORMAT = 1
 DEFINITION = (
@@ -53,8 +53,8 @@ def of_file(path: str | Path, engine: str | None = None) -> MeasuredFile:
     """One engine's part; `engine` is needed where the file holds several. Raises BadInput, naming the file."""
     path = Path(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(content(path))
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as what `eyas measure --out` writes ({error}); measure again") from error
     parts = values.get("engines") if isinstance(values, Mapping) else None
     if not isinstance(parts, list) or not parts or not all(isinstance(p, Mapping) for p in parts):

@@ -12,7 +12,6 @@ computed, and the token that follows is mostly the target's choice. The target's
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -35,6 +34,7 @@ from ..features.reader import FeatureSet
 from ..features.writer import ShardBuffer
 from ..target.facts import TargetFacts, read_facts
 from ..target.weights import Ends, load_ends
+from ..untrusted import content, parse_json
 
 MARK = "eyas_synthetic"
 """In the config of a target that Eyas made up: how it was made."""
@@ -56,7 +56,7 @@ def synthetic_target(out: Path, config: Mapping[str, Any], seed: int = 0) -> Pat
     told = {**config, MARK: {"seed": seed, "config": sha256_json(dict(config))}}
     there = out / "config.json"
     if there.is_file():
-        if json.loads(there.read_text(encoding="utf-8")) == told:
+        if parse_json(content(there)) == told:
             return out
         raise Mismatch(f"{out} holds another target; choose another folder for the dry run")
     out.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from ..errors import BadInput, EyasError
 from ..target.facts import TargetFacts, read_facts, read_json
 from ..target.source import DEFAULT, resolve_target
 from ..target.weights import read_header, tensor_files
+from ..untrusted import parse_yaml
 
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -79,7 +80,7 @@ def planned_config(spec: str | None, changes: Mapping[str, str] | None = None) -
     inner: dict[str, Any] = next((config[key] for key in NESTED if isinstance(config.get(key), dict)), config)
     for name, text in (changes or {}).items():
         try:
-            inner[name] = yaml.safe_load(text)
+            inner[name] = parse_yaml(text)
         except yaml.YAMLError as error:
             raise BadInput(f"--size {name}={text}: {text!r} is no YAML value; give a number or a word") from error
     missing = [name for name in NEEDED if made_up and name not in inner]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from eyas.terminal import console
+
 if TYPE_CHECKING:
     from eyas.config import RunConfig
     from eyas.stages import StageRecord
@@ -53,9 +55,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from eyas.console import console as console_for
-
-    console = console_for(markup=True)
+    screen = console(markup=True)
     k = summary["draft_tokens"]
     title = f"accept length τ: tokens emitted per target forward, {k} drafted"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
@@ -71,9 +71,9 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     prompts = sum(row["prompts"] for row in summary["tau"].values())
     rounds = sum(row["rounds"] for row in summary["tau"].values())
     table.add_row("mean of sets", _tau(summary["tau_mean"]), _range(mean), str(prompts), f"{rounds:,}", *rates)
-    console.print(table)
-    console.print("≥j %: share of rounds whose first j drafted tokens were accepted.\n")
-    console.print(story(summary))
+    screen.print(table)
+    screen.print("≥j %: share of rounds whose first j drafted tokens were accepted.\n")
+    screen.print(story(summary))
 
 
 def story(summary: Mapping[str, Any]) -> str:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from eyas.terminal import CONTROL
+
 if TYPE_CHECKING:
     from eyas.decode.talk import Guess, Look
     from eyas.talk import Turn
 
 DRAFTED, OWN = "green", "yellow"
 OPEN, CLOSE = "‹", "›"
-# Marks that reorder what stands around them (Unicode TR 9); as dangerous to the eye as escapes are to the terminal.
-REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def harmless(text: str) -> str:
-    """The text without control characters but newline and tab: C0, DEL, C1, and what reorders text."""
-    return "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c <= "\x9f" or c in REORDERING))
+    """The text without what would steer a terminal: as terminal.harmless, which writes it out where this drops it."""
+    return CONTROL.sub("", text)
 
 
 def quoted(text: str) -> str:
@@ -97,7 +97,7 @@ def status(turn: Turn, so_far: float | None, source: Any) -> str:
     parts.append(f"{len(turn.tokens)} tokens" + (f", {speed:.1f} a second" if speed else ""))
     if turn.finish != "stop":
         parts.append("cut off by --max-new-tokens" if turn.finish == "length" else turn.finish)
-    return "[" + " · ".join(parts) + "]"
+    return harmless("[" + " · ".join(parts) + "]")
 
 
 def telling(looks: Sequence[Look | None]) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from ..errors import BadInput
+from ..untrusted import parse_json
 from .dialects import DIALECTS, Asked, Dialect, Said
 from .events import SHOWN, Failed, beginning, events, plain, refusal
 
@@ -189,8 +190,8 @@ class Client:
         if response.status_code in (401, 403) or response.status_code >= 500:
             raise refusal(response, path, response.text)
         try:
-            return response.json() if response.status_code == 200 else None
-        except (ValueError, RecursionError):
+            return parse_json(response.content) if response.status_code == 200 else None
+        except ValueError:
             return None
 
     async def _by_health(self) -> str:

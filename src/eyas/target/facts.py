@@ -9,7 +9,6 @@ config.json come from transformers' own config class.   Exercise it:  pytest tes
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.conventions import default_taps
 from eyas.errors import BadInput
+from eyas.untrusted import content, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Families whose config.json says everything itself once these keys are there; the others are completed by transformers.
 PLAIN = {"llama", "mistral", "qwen2", "qwen3"}
 PLAIN_NEEDS = ("head_dim", "tie_word_embeddings", "rms_norm_eps", "max_position_embeddings", "num_key_value_heads")
+
+MOST_LAYERS = 10_000
 
 # What each name is called elsewhere, in the order in which it is looked for.
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -120,7 +122,7 @@ class TargetFacts:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises BadInput naming the file when it is missing or something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(content(path))
     except FileNotFoundError as error:
         raise BadInput(
             f"{path} is missing; a target is a Hugging Face model folder with config.json; name such a folder"
@@ -136,7 +138,25 @@ def read_facts(folder: str | Path) -> TargetFacts:
     """Facts of the model in `folder`. Raises BadInput naming the file and the field that is missing or impossible."""
     folder = Path(folder)
     raw = read_json(folder / "config.json")
+    try:
+        return _read_facts(folder, raw)
+    except BadInput as error:
+        if str(folder) in str(error):
+            raise
+        raise BadInput(f"{folder / 'config.json'}: {error}") from error
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
+        # A value of another kind than every config has there: a list for a number, text for a table.
+        raise BadInput(f"{folder / 'config.json'} is not the config of a language model ({error!r})") from error
+
+
+def _read_facts(folder: Path, raw: dict[str, Any]) -> TargetFacts:
     text = _text_config(raw)
+    for name in SPELLINGS["num_layers"]:  # config classes make lists of so many entries
+        for config in (raw, text):
+            if type(config.get(name)) is int and config[name] > MOST_LAYERS:
+                raise BadInput(
+                    f"{folder / 'config.json'}: {name} = {config[name]}; at most {MOST_LAYERS} is believed: correct it"
+                )
     written = [c["tie_word_embeddings"] for c in (raw, text) if c.get("tie_word_embeddings") is not None]
     model_type = str(text.get("model_type") or raw.get("model_type") or "")
     if model_type not in PLAIN or any(k not in text for k in PLAIN_NEEDS) or not _rope(text):

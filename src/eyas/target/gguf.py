@@ -20,6 +20,8 @@ from typing import Any
 
 from eyas.artifacts import atomic_dir, disk_errors, remove_leftovers
 from eyas.errors import BadInput, EyasError
+from eyas.target.gguf_header import check_header
+from eyas.untrusted import regular
 
 FORMAT = 1  # raise it when the conversion changes, so that cached conversions are made again
 DIGIT_SPLITTING = {"smollm", "starcoder", "refact", "command-r", "codeshell"}
@@ -36,6 +38,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     full.
     """
     key = _content_key(gguf)
+    check_header(gguf)
     final = cache / f"{gguf.stem}-{key[:12]}-v{FORMAT}"
     if (final / NOTE).is_file():
         return final
@@ -134,7 +137,7 @@ def _dump(path: Path, value: Any) -> None:
 def _content_key(gguf: Path) -> str:
     """SHA-256 over the size and a MiB at each of 16 places: names the content without reading 40 GB of it."""
     try:
-        size = gguf.stat().st_size
+        size = regular(gguf).stat().st_size
         with gguf.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise BadInput(f"{gguf} does not start with the letters GGUF; download it again")

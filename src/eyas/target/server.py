@@ -24,6 +24,7 @@ import httpx
 
 from eyas.dialogue import Dialogue, Outcome, Reply
 from eyas.errors import EyasError
+from eyas.untrusted import parse_json
 
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 REFUSED_FOR_ALL = {401: "the key", 403: "the key", 404: "the address or the model's name"}
@@ -171,7 +172,7 @@ class Server:
             try:
                 response = await client.request(method, path, json=body)
                 if response.status_code == 200:
-                    return response.json()
+                    return parse_json(response.content)
                 message = f"HTTP {response.status_code}: {response.text[:300].strip()}"
                 if response.status_code in REFUSED_FOR_ALL:
                     raise EyasError(
@@ -213,8 +214,13 @@ def _reply(answer: Any) -> Reply:
     try:
         choice = answer["choices"][0]
         message = choice["message"]
-    except (KeyError, IndexError, TypeError):
-        raise _Refused(f"no choices[0].message in the answer: {str(answer)[:200]}") from None
+        told = [choice, message, answer.get("usage") or {}, choice.get("meta_info") or answer.get("meta_info") or {}]
+        tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
+        content = message.get("content") or ""
+        if not isinstance(content, str) or not all(isinstance(part, dict) for part in told):
+            raise TypeError
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
+        raise _Refused(f"no choices[0].message with text in the answer: {str(answer)[:200]}") from None
     finish = choice.get("finish_reason")
     if finish not in ("stop", "length", "tool_calls", "eos", None):
         raise _Refused(f"the answer ended with finish_reason {finish!r}")
@@ -229,8 +235,6 @@ def _reply(answer: Any) -> Reply:
         meta.get("input_ids"),
     )
     extra = {k: message[k] for k in ("tool_calls", "reasoning_content") if message.get(k)}
-    tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
-    content = message.get("content") or ""
     return Reply(content, "length" if finish == "length" else "stop", ids, prompt_ids, tokens, extra)
 
 

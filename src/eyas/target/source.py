@@ -274,6 +274,8 @@ def chat_templates(folder: str | Path) -> dict[str, str]:
                 del config["chat_template"]
     found = config.get("chat_template")
     if isinstance(found, list):
+        if not all(isinstance(item, dict) and {"name", "template"} <= item.keys() for item in found):
+            raise BadInput(f"{folder}: its list of chat templates has one without name or template; copy it again")
         out = {str(item["name"]): str(item["template"]) for item in found}
     else:
         out = {"default": str(found)} if found else {}

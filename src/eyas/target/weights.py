@@ -10,11 +10,10 @@ that hold an asked-for tensor are opened, so the others need not be there (`miss
 from __future__ import annotations
 
 import dataclasses
-import json
 import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.target.facts import TargetFacts, read_facts, read_json
 from eyas.target.quantised import SUPPLIED, dequantised, parts_of, plain_names
+from eyas.untrusted import LONGEST_HEADER, inside, load_tensors, parse_json, regular
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 
@@ -52,8 +52,8 @@ def tensor_files(folder: str | Path) -> dict[str, Path]:
             listed = read_json(index).get("weight_map")
             if not isinstance(listed, dict) or not listed:
                 raise BadInput(f"{index}: `weight_map` is missing or empty, expected {{tensor name: file name}}")
-            inside = {file: _inside(folder, file, index) for file in set(map(str, listed.values()))}
-            return {str(tensor): inside[str(file)] for tensor, file in listed.items()}
+            files = {file: inside(folder, file, index) for file in set(map(str, listed.values()))}
+            return {str(tensor): files[str(file)] for tensor, file in listed.items()}
     if (folder / "adapter_config.json").is_file():
         raise BadInput(f"{folder} holds an adapter, not a model; merge it into its base model and name that folder")
     raise BadInput(f"{folder} holds none of {', '.join(SINGLE)} nor their index; name a Hugging Face model folder")
@@ -207,33 +207,20 @@ def _bias(name: str | None) -> str:
     return name.removesuffix("weight") + "bias" if name else ""
 
 
-def _inside(folder: Path, name: str, index: Path) -> Path:
-    """The file of `folder` that an index names. The file itself may be a symlink (hub caches); no part may lead out."""
-    pure = PurePosixPath(name)
-    path = folder / pure
-    outside = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name
-    if outside or not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise BadInput(
-            f"{index} names the file {name!r}, which leads out of the folder; refusing to follow it; download the "
-            "model again"
-        )
-    return path
-
-
 def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """Header of a safetensors file: ({name: {dtype, shape, data_offsets}}, byte where the data begins)."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as handle:
+        with regular(file).open("rb") as handle:
             length = struct.unpack("<Q", handle.read(8))[0]
-            if not 2 <= length <= size - 8:
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
                 raise ValueError(f"a header of {length} bytes does not fit into {size}")
-            header = json.loads(handle.read(length))
+            header = parse_json(handle.read(length))
         header.pop("__metadata__", None)
         end = 8 + length + max((spec["data_offsets"][1] for spec in header.values()), default=0)
         if end > size:
             raise ValueError(f"the header promises {end} bytes, the file has {size}")
-    except (OSError, ValueError, struct.error, TypeError, KeyError) as error:
+    except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError, IndexError) as error:
         raise EyasError(f"{file}: not a readable safetensors file ({error}); download or convert it again") from error
     return header, 8 + length
 
@@ -266,10 +253,7 @@ def _read(file: Path, names: list[str]) -> dict[str, torch.Tensor]:
 def _load_bin(file: Path) -> dict[str, torch.Tensor]:
     """A .bin checkpoint, mapped where its format allows; only tensors, never code."""
     try:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # written before PyTorch 1.6: not a zip file, cannot be mapped
-            state = torch.load(file, map_location="cpu", weights_only=True)
+        state = load_tensors(file)
     except FileNotFoundError:
         raise
     except Exception as error:

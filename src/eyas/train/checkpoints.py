@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, remove_leftovers, sha256_file
 from ..errors import EyasError, Mismatch
+from ..untrusted import content, parse_json
 from .ranks import like, whole
 
 SCHEMA = "eyas-training/1"
@@ -90,7 +91,7 @@ def latest(folder: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
     for step in reversed(steps(folder)):
         place = folder / f"step-{step:06d}"
         try:
-            state = json.loads((place / STATE).read_text(encoding="utf-8"))
+            state = parse_json(content(place / STATE))
             if state["schema"] != SCHEMA:
                 raise ValueError(f"schema {state['schema']!r}, expected {SCHEMA!r}")
             for name, digest in state["files"].items():

@@ -35,7 +35,7 @@ from .trackers import BOARD, NAMED
 
 STAGE = "train"
 DRAFT = "draft"
-OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock", *REPORTS}
+OURS = {DRAFT, checkpoints.FOLDER, METRICS, BOARD, NAMED, "wandb", MANIFEST, ".lock", f".{DRAFT}.lock", *REPORTS}
 TEMPORARY = ".eyas-tmp-"
 # What only decides how often to save, who is told, where the draft was found or how the work is laid out makes it no
 # other run.

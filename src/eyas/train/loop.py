@@ -23,9 +23,9 @@ from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError
 from ..features.reader import FeatureSet
+from ..locks import inside
 from ..machine import check_device, choose_precision, no_denormals, reuse_large_allocations, row_multiple
 from ..memory import spending
-from ..stages import locked
 from ..vocab import VocabMap
 from . import checkpoints
 from .batches import make_batch, plan_steps, share_step, steps_in, supervised_rows
@@ -71,7 +71,7 @@ def train(
         settings = settings.model_copy(update={"dtype": choose_precision(settings.dtype, where.type)})
         if ranks.first:
             check_run(out)
-            held.enter_context(locked(out))
+            held.enter_context(inside(out))
         held.enter_context(no_denormals())
         return _train(features, out, Path(target_dir), vocab_map, held_out, settings, seed, where, progress, ranks)
 

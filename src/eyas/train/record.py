@@ -6,7 +6,6 @@ A record is one step: loss, accuracy and chain accuracy per unrolled step, gradi
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 
 from .. import console
 from ..artifacts import atomic_write, canonical_json, disk_errors
+from ..terminal import harmless
+from ..untrusted import parse_json
 from .trackers import Trackers
 
 METRICS = "metrics.jsonl"
@@ -47,13 +48,14 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
-        self.log.close()
+        with disk_errors(self.path):
+            self.log.close()
         self.trackers.close()
 
     def say(self, text: str) -> None:
         """A line above the bar; nothing where there is no bar."""
         if not self.bar.disable:
-            self.bar.write(f"eyas: {text}")
+            self.bar.write(harmless(f"eyas: {text}"))
 
     def warn(self, text: str) -> None:
         """A line on stderr, above the bar where there is one."""
@@ -105,7 +107,7 @@ def cut_metrics(path: Path, step: int) -> None:
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            if parse_json(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue

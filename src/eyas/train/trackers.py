@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,7 +105,7 @@ def _stdout_is_ours() -> Iterator[None]:
     finally:
         text = printed.getvalue().rstrip()
         if text:
-            console.say(text if console.wants_color(sys.stderr) else _ESCAPES.sub("", text))
+            console.say(_ESCAPES.sub("", text))
 
 
 def _short(error: Exception) -> str:

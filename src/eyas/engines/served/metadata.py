@@ -12,13 +12,13 @@ Takes whole responses, lists or lines of them, and finds in them
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import BadInput
+from ...untrusted import parse_json
 from .record import Served, counted, text_of
 
 DEEPEST = 40
@@ -50,12 +50,12 @@ def _loaded(source: Any) -> Any:
         return source
     text = text_of(source, "JSON")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         try:
-            return [json.loads(line) for line in lines] if len(lines) > 1 else _refuse(error)
-        except (ValueError, RecursionError) as second:
+            return [parse_json(line) for line in lines] if len(lines) > 1 else _refuse(error)
+        except ValueError as second:
             raise BadInput(
                 f"response metadata is not JSON, nor JSON lines ({second}); give the responses as the server sent them"
             ) from second
