@@ -18,7 +18,7 @@ import numpy as np
 
 from eyas.draft.assemble import Extent, Piece, assemble
 from eyas.draft.files import open_folder
-from eyas.draft.headers import read_header
+from eyas.headers import read_header
 from eyas.repair.change import Change
 
 SHAPES = {

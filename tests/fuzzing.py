@@ -54,7 +54,7 @@ def shown(text: str) -> None:
 
 @parser
 def header(folder: Path, data: bytes) -> None:
-    from eyas.draft.headers import read_array, read_header
+    from eyas.headers import read_array, read_header
 
     path = placed(folder, "x.safetensors", data)
     for entry in read_header(path).entries.values():

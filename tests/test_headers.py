@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from eyas.draft.headers import BYTES, read_array, read_header
 from eyas.errors import BadInput
+from eyas.headers import BYTES, read_array, read_header
 
 DTYPES = [
     torch.float64,
@@ -141,7 +141,7 @@ def test_sizes_of_dtypes_are_the_librarys():
 def test_reading_a_header_needs_no_torch(tmp_path: Path):
     save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors")
     code = (
-        "import sys; from pathlib import Path; from eyas.draft.headers import read_header; "
+        "import sys; from pathlib import Path; from eyas.headers import read_header; "
         f"read_header(Path({str(tmp_path / 'x.safetensors')!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

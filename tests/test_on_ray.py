@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from eyas.answers import CONVERSATIONS, JOURNAL, SET_ASIDE
 from eyas.cli import cli
 from eyas.cli.workers import engine_names
 from eyas.errors import BadInput, EyasError, Mismatch
@@ -25,7 +26,7 @@ from eyas.features.extract import extract
 from eyas.features.reader import FeatureSet
 from eyas.on_ray import Cluster
 from eyas.prompts import Prompt
-from eyas.regenerate import CONVERSATIONS, JOURNAL, SET_ASIDE, regenerate
+from eyas.regenerate import regenerate
 from spreading import Complains, ShardsWithOneDeath
 
 ray = pytest.importorskip("ray")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from eyas.answers import CONVERSATIONS, JOURNAL
 from eyas.artifacts import sha256_file
 from eyas.features import extract as extraction
 from eyas.features import filling
@@ -23,7 +24,7 @@ from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import FOLDER, Recordings, RecordingWriter, StatesMeta
 from eyas.prompts import Prompt
-from eyas.regenerate import CONVERSATIONS, JOURNAL, regenerate
+from eyas.regenerate import regenerate
 from eyas.repetition import RunningPeriods
 from eyas.target.generate import Generated, Generator, Request
 from eyas.target.model import Target

@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from drafts import make_draft, write_flat
+from eyas.answers import JOURNAL
 from eyas.draft.checkpoint import save_draft
-from eyas.regenerate import JOURNAL
 from hostile import Said, eyas
 from training import conversations, material
 

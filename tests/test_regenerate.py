@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from eyas.answers import CONVERSATIONS, JOURNAL, SET_ASIDE
 from eyas.artifacts import read_manifest
 from eyas.dialogue import Dialogue, Reply, answer_seed, pseudo_ids
 from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.prompts import Prompt, Prompts
-from eyas.regenerate import CONVERSATIONS, JOURNAL, SET_ASIDE, Ledger, regenerate
+from eyas.regenerate import regenerate
+from eyas.work import Ledger
 
 QUICK = {"max_new_tokens": 56, "slots": 16}
 FILES = (CONVERSATIONS, SET_ASIDE)

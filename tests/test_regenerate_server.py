@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from eyas.answers import CONVERSATIONS, SET_ASIDE
 from eyas.artifacts import read_manifest
 from eyas.errors import EyasError
 from eyas.prompts import Prompt
-from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
+from eyas.regenerate import regenerate
 from eyas.target.server import ServerOptions, retry_after
 
 Answer = Callable[["Fake", dict, int], tuple[int, dict | str, dict]]

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from conftest import CHATML
 from drafts import make_draft, with_embedding
+from eyas.answers import CONVERSATIONS, template_arguments
 from eyas.artifacts import read_manifest
 from eyas.cli.extract import command as extract_command
 from eyas.cli.regenerate import command as regenerate_command
@@ -19,7 +20,7 @@ from eyas.draft.checkpoint import save_draft
 from eyas.errors import Mismatch
 from eyas.features.extract import extract
 from eyas.prompts import Prompt
-from eyas.regenerate import CONVERSATIONS, regenerate, template_arguments
+from eyas.regenerate import regenerate
 from eyas.target.facts import read_facts
 from eyas.target.model import Target
 

@@ -1,6 +1,6 @@
 """Answering with the model itself: many dialogues at a time, turn by turn, on one Generator.
 
-The work is handed out and noted by regenerate.Work; here it is rendered, generated, decoded, and its states are kept.
+The work is handed out and noted by work.Work; here it is rendered, generated, decoded, and its states are kept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,7 @@ from eyas.target.generate import make_generator, stepped
 from eyas.target.model import Target
 from eyas.target.record import Recorder, Recording
 from eyas.target.requests import Generated, Request
-
-if TYPE_CHECKING:
-    from eyas.regenerate import Work
+from eyas.work import Work
 
 
 @dataclass(frozen=True)

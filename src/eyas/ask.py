@@ -34,7 +34,7 @@ from eyas.dialogue import answer_seed
 from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.locks import inside
-from eyas.prompts import Prompt
+from eyas.prompt import Prompt
 
 STAGE = "ask"
 SCHEMA = "eyas-ask/1"

@@ -17,11 +17,11 @@ from typing import Any
 from .draft.dialects import Reading, interpret
 from .draft.dialects.keys import MAPS
 from .draft.files import open_folder
-from .draft.headers import BYTES
 from .engines.launch import options
 from .engines.matrix import engine_row
 from .engines.profiles import PROFILES
 from .errors import BadInput
+from .headers import BYTES
 from .target.facts import read_facts
 
 SHOWN = 4  # first entries of a map that are quoted

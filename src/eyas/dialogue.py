@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eyas.prompts import Message, Prompt
+from eyas.prompt import Message, Prompt
 from eyas.repetition import is_endless
 
 REASONS = ("repetition", "empty", "too_long", "error")

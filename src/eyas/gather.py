@@ -22,7 +22,7 @@ from eyas.rows import content, is_lines
 from eyas.untrusted import parse_json
 
 if TYPE_CHECKING:
-    from eyas.prompts import Prompt
+    from eyas.prompt import Prompt
 
 TRAIN, HELD_OUT = "train.jsonl", "heldout.jsonl"
 

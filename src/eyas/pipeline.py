@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from eyas.answers import CONVERSATIONS, STATES
 from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, write_manifest
 from eyas.ask import PROMPTS
 from eyas.config import RunConfig
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.locks import inside
-from eyas.regenerate import CONVERSATIONS, STATES
 from eyas.report.summary import summarise
 from eyas.rows import content
 from eyas.stages import StageRunner

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import BadInput, EyasError
-from eyas.prompts import Prompt
+from eyas.prompt import Prompt
 
 VERSIONS = {
     "bfcl-eval": "2026.3.23",

@@ -15,10 +15,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyas.answers import CONVERSATIONS, FIELDS, JOURNAL, SCHEMA, SET_ASIDE, STAGE, STATES
 from eyas.artifacts import (
     MANIFEST,
     atomic_path,
@@ -29,61 +29,19 @@ from eyas.artifacts import (
     sha256_json,
     write_manifest,
 )
-from eyas.dialogue import REASONS, Dialogue, Outcome, answer_seed
-from eyas.errors import BadInput, Mismatch
+from eyas.dialogue import REASONS, Outcome
+from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.locks import inside
 from eyas.prompts import BadRow, Prompt, Prompts
+from eyas.work import Ledger, Progress, Work
 
 if TYPE_CHECKING:
     from eyas.answer import Answering
-    from eyas.features.recorded import RecordingWriter
-    from eyas.target.record import Recording
 
-STAGE = "regenerate"
-SCHEMA = "eyas-regenerate/1"
-CONVERSATIONS = "conversations.jsonl"
-SET_ASIDE = "set_aside.jsonl"
-JOURNAL = "answers.partial.jsonl"
-STATES = "states"
-Progress = Callable[[Mapping[str, int]], None]
 Spread = Callable[[Any, Any, Sequence[Any]], Iterable[Any]]
 """Has pieces done by workers elsewhere: (worker class, settings, pieces) -> results, in any order (on_ray.py)."""
 PIECE = 64  # prompts that a worker is given at a time
-
-
-class Ledger:
-    """Outcomes by prompt, and what they add up to in the order of the prompts."""
-
-    def __init__(self, count: int, max_supervised_tokens: int | None):
-        self.outcomes: list[Outcome | None] = [None] * count
-        self.limit = max_supervised_tokens
-        self.end = 0
-        """All prompts before this one have an outcome."""
-        self.tokens = 0
-        """Kept tokens of those."""
-        self.finished = 0
-        self.kept_anywhere = 0
-
-    def put(self, index: int, outcome: Outcome) -> None:
-        self.outcomes[index] = outcome
-        self.finished += 1
-        self.kept_anywhere += outcome.tokens
-        while not self.complete and (next_one := self.outcomes[self.end]) is not None:
-            self.tokens += next_one.tokens
-            self.end += 1
-
-    @property
-    def complete(self) -> bool:
-        """Is nothing more needed? True once the limit is reached by prompts in their order, or all have an outcome."""
-        return self.end == len(self.outcomes) or (self.limit is not None and self.tokens >= self.limit)
-
-    def worth_starting(self, in_flight: int, guess: int) -> bool:
-        """Is another prompt likely to be needed, given how many are being answered? Decides about time, not results."""
-        if self.limit is None:
-            return True
-        mean = self.kept_anywhere / self.finished if self.finished >= 32 else guess
-        return self.kept_anywhere + in_flight * mean < self.limit or in_flight == 0
 
 
 def regenerate(
@@ -194,93 +152,6 @@ def regenerate(
         return counts | {"resumed": resumed, "generated_tokens": generated, "seconds": round(seconds, 1)}
 
 
-FIELDS = {"id": str, "asked": str, "outcome": dict}  # of a line of the journal
-
-
-def template_arguments(conversations: Path, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the chat template of a conversations file is to be given: what it was answered under, or `given`.
-
-    Raises Mismatch where the file was answered under others than `given`: the answers would follow other prompts.
-    """
-    beside = conversations.parent / MANIFEST
-    if conversations.name != CONVERSATIONS or not beside.is_file():
-        return dict(given or {})
-    manifest = read_manifest(conversations.parent)
-    if manifest["stage"] != STAGE:
-        return dict(given or {})
-    answered = dict((manifest["config"] or {}).get("template_kwargs") or {})
-    if given is not None and dict(given) != answered:
-        raise Mismatch(
-            f"{conversations} was answered with the template arguments {answered or 'none'}, not {dict(given)}; leave "
-            f"--template-arg out, or answer the prompts again with these"
-        )
-    return answered
-
-
-class Work:
-    """Hands out dialogues in the order of the prompts and takes their outcomes."""
-
-    def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        ledger: Ledger,
-        journal: Any,
-        seed: int | None,
-        max_new_tokens: int,
-        progress: Progress | None,
-    ):
-        self.prompts = prompts
-        self.ledger = ledger
-        self.journal = journal
-        self.seed = seed
-        self.guess = max(1, max_new_tokens // 2)
-        self.progress = progress
-        self.generated = 0
-        self.states: RecordingWriter | None = None
-        self.set_aside: Counter[str] = Counter()
-        self._cursor = 0
-        self._in_flight = 0
-
-    def start(self) -> Dialogue | None:
-        """The next prompt that has no outcome, while more are needed."""
-        while self._cursor < len(self.prompts) and self.ledger.outcomes[self._cursor] is not None:
-            self._cursor += 1
-        if self._cursor >= len(self.prompts) or not self.ledger.worth_starting(self._in_flight, self.guess):
-            return None
-        index = self._cursor
-        self._cursor += 1
-        self._in_flight += 1
-        prompt = self.prompts[index]
-        return Dialogue(index, prompt, None if self.seed is None else answer_seed(self.seed, prompt.id))
-
-    def done(self, dialogue: Dialogue, outcome: Outcome, recording: Recording | None = None) -> bool:
-        """Note an outcome, and the states of its conversation. True: no more are needed.
-
-        An answer whose states are kept is in the journal only once they are on the disk: after a kill it has both or is
-        generated again, so that the states do not depend on kills.
-        """
-        entry = {"id": dialogue.prompt.id, "asked": dialogue.prompt.digest(), "outcome": _plain(outcome)}
-        said = outcome.conversation or {}
-        if self.states is not None and recording is not None and said.get("response_token_ids"):
-            ids = [*said["prompt_token_ids"], *said["response_token_ids"]]
-            self.states.add(ids, recording, partial(self.journal.append, entry))
-        else:
-            self.journal.append(entry)
-        return self.note(dialogue.index, outcome)
-
-    def note(self, index: int, outcome: Outcome) -> bool:
-        """Count what became of a prompt that `start` has handed out. True: no more are needed."""
-        self._in_flight -= 1
-        self.generated += outcome.tokens
-        self.ledger.put(index, outcome)
-        if outcome.reason:
-            self.set_aside[outcome.reason] += 1
-        if self.progress:
-            kept = self.ledger.finished - self.set_aside.total()
-            self.progress({"finished": self.ledger.finished, "kept": kept, "tokens": self.ledger.kept_anywhere})
-        return self.ledger.complete
-
-
 class AnswerWorker:
     """Answers pieces of the prompts on some machine: what the journal must list of each comes back."""
 
@@ -322,10 +193,6 @@ def _by_workers(work: Work, spread: Spread, how: Answering) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ on disk
-
-
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    return {k: v for k, v in outcome.__dict__.items() if v not in (None, "", 0)}
 
 
 def _replay(journal: Journal, prompts: Sequence[Prompt], ledger: Ledger) -> int:

@@ -68,8 +68,8 @@ def inside(folder: Path, name: str, listing: Path) -> Path:
         ) from error
     if outside:
         raise BadInput(
-            f"{listing} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it: correct it, "
-            "or copy the file into the folder"
+            f"{listing} names the file {name[:80]!r}, which leads out of the folder; refusing to follow it: correct "
+            "it, or copy the file into the folder"
         )
     return folder / pure
 

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.answers import CONVERSATIONS
 from eyas.engines.vllm_states import VllmEngine
 from eyas.features.audit import audit
 from eyas.features.extract import extract
 from eyas.features.likeness import relative
 from eyas.features.reader import FeatureSet
 from eyas.prompt_sets import training_prompts
-from eyas.regenerate import CONVERSATIONS, regenerate
+from eyas.regenerate import regenerate
 from eyas.target.model import Target
 from eyas.target.weights import load_ends
 from feature_files import changed

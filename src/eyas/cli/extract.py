@@ -230,9 +230,9 @@ def _show(
     path: Path, folder: Path, count: int, template_args: tuple[str, ...], max_length: int | None, supervise: str,
     skip_bad: bool, trust_remote_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from eyas.answers import template_arguments
     from eyas.features.conversations import encode_all, load_tokenizer, parse_template_kwargs
     from eyas.features.show import legend, mask_runs, show_document
-    from eyas.regenerate import template_arguments
     from eyas.target.facts import read_facts
     from eyas.terminal import wants_color
 

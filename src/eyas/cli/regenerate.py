@@ -111,11 +111,12 @@ def command(
     import json
     from collections.abc import Mapping
 
+    from eyas.answers import CONVERSATIONS, SET_ASIDE
     from eyas.console import bar
     from eyas.features.conversations import parse_template_kwargs
     from eyas.machine import choose_precision
     from eyas.prompts import Prompts, load_prompts
-    from eyas.regenerate import CONVERSATIONS, SET_ASIDE, regenerate
+    from eyas.regenerate import regenerate
     from eyas.target.server import ServerOptions
 
     _, on_ray = engine_names(engine, ("hf",))

@@ -36,7 +36,7 @@ from eyas.decode.step import Drafter, refuse_uncroppable
 from eyas.decode.tree import TreeDrafter, make_drafter
 from eyas.errors import BadInput
 from eyas.memory import spending
-from eyas.prompts import Prompt
+from eyas.prompt import Prompt
 from eyas.repetition import trailing_period
 from eyas.target.model import Target
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..draft.dialects import Reading, interpret
 from ..draft.dialects.keys import canonical_name
 from ..draft.files import DraftFolder, TensorRef, open_folder
-from ..draft.headers import BYTES
 from ..errors import BadInput
+from ..headers import BYTES
 from ..target.facts import TargetFacts
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifacts import disk_errors
 from ..errors import BadInput
-from .headers import BYTES
+from ..headers import BYTES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..headers import read_array, read_header
 from ..untrusted import content, inside, load_tensors, parse_json
-from .headers import read_array, read_header
 
 if TYPE_CHECKING:
     import numpy as np

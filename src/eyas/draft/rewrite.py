@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
+from ..headers import NUMPY, read_header
 from .assemble import Extent, Piece, assemble
-from .headers import NUMPY, read_header
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,12 +22,12 @@ from ..draft.dialects.keys import MAPS, Source
 from ..draft.dialects.spellings import Spelling
 from ..draft.directory import check_target, check_tensors
 from ..draft.files import DraftFolder, TensorRef
-from ..draft.headers import BYTES, read_header
 from ..engines.compare import Difference, differences
 from ..engines.openvino import mended
 from ..engines.profiles import profile
 from ..engines.reading import EngineReading, Seen
 from ..errors import BadInput, Mismatch
+from ..headers import BYTES, read_header
 from ..target.facts import TargetFacts
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..draft.assemble import Extent
 from ..draft.directory import WEIGHTS
-from ..draft.headers import read_header
 from ..errors import BadInput, EyasError
+from ..headers import read_header
 from .plan import NAMES, Plan
 
 BLOCK = 1 << 26  # bytes compared at a time

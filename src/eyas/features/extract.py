@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eyas.answers import template_arguments
 from eyas.artifacts import (
     atomic_write,
     check_out,
@@ -35,7 +36,6 @@ from eyas.features.states import Engine
 from eyas.features.writer import DEFAULT_SHARD_BYTES, ShardWriter, plan_digest, plan_shards
 from eyas.locks import inside
 from eyas.machine import check_device
-from eyas.regenerate import template_arguments
 from eyas.rows import is_lines
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target

@@ -17,9 +17,9 @@ import torch
 
 from eyas.artifacts import read_manifest, sha256_file
 from eyas.conventions import Conventions
-from eyas.draft.headers import read_header
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.layout import INDEX, METADATA, NOT_READ, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
+from eyas.headers import read_header
 from eyas.untrusted import content, parse_json
 
 _DTYPES = {

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..artifacts import fsync_path
 from ..draft.assemble import Extent
-from ..draft.headers import read_header
 from ..errors import BadInput, EyasError
+from ..headers import read_header
 from .copying import as_before, copy_range, write_all
 from .recipe import Blob, Keep, Recipe, from_json, inverse, joined, length, stays, to_json
 from .store import Store

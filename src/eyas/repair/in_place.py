@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ..draft.assemble import Extent
 from ..draft.digests import in_step
 from ..draft.files import EYAS_JSON, PENDING, DraftFolder, TensorRef, open_folder
-from ..draft.headers import BYTES, NUMPY
 from ..errors import BadInput, EyasError
+from ..headers import BYTES, NUMPY
 from . import journal
 from .change import Change
 from .copying import check_space

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..draft.assemble import PAGE, Extent, Piece
 from ..draft.files import CONFIG, EYAS_JSON, DraftFolder, read_json, weight_files
-from ..draft.headers import Entry, Header, read_header
 from ..errors import BadInput
+from ..headers import Entry, Header, read_header
 from .change import Change
 from .recipe import Keep
 

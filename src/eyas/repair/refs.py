@@ -20,7 +20,7 @@ import numpy as np
 
 from ..draft.assemble import Extent, Piece
 from ..draft.files import TensorRef
-from ..draft.headers import BYTES, read_header
+from ..headers import BYTES, read_header
 
 if TYPE_CHECKING:
     import torch

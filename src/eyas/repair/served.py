@@ -29,7 +29,7 @@ def served(
     from ..measure.engine import with_engine
     from ..measure.locate import locate
     from ..measure.questions import questions_of
-    from ..prompts import Prompt
+    from ..prompt import Prompt
     from ..serve import Launch
 
     draft, target, how = Path(draft), Path(target), How(TOKENS)
