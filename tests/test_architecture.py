@@ -34,7 +34,7 @@ def modules() -> list[Path]:
 
 def unit(dotted: str) -> str:
     """eyas.draft.model -> draft; eyas -> __init__"""
-    return (dotted.split(".") + ["__init__"])[1]
+    return [*dotted.split("."), "__init__"][1]
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
