@@ -67,6 +67,10 @@ test-browser: $(STAMP)
 	$(PIP) install -q -c constraints.txt -e '.[browser]' --no-build-isolation
 	$(BIN)/python -m pytest -q -m browser tests/browser
 
+# The captures of terminals in README.md, from what `make demo` left.
+pictures: $(STAMP)
+	$(BIN)/python docs/pictures/make.py runs/demo/export
+
 # An hour and more, on an idle machine; DTYPE=float32 spares CPUs without bf16 instructions many hours.
 # PEERS holds specforge_step.py and speculators_step.py, CONVERSATIONS answers of the target with their token ids.
 DTYPE ?= bfloat16 float32

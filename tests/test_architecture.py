@@ -46,6 +46,7 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
             base = base if node.level else node.module or ""
+            assert not node.level or base.startswith("eyas"), f"{path}:{node.lineno} leads out of the package"
             if base == "eyas":
                 yield from ((node.lineno, unit(f"eyas.{a.name}")) for a in node.names)
             elif base.startswith("eyas."):

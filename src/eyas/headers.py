@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BadInput
-from ..untrusted import LONGEST_HEADER, regular
+from .errors import BadInput
+from .untrusted import LONGEST_HEADER, regular
 
 if TYPE_CHECKING:
     import numpy as np
