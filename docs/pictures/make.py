@@ -8,6 +8,7 @@ SVG asks no network for its font and holds its text as text.
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -28,7 +29,8 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = 100
 PLAIN_FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
 BLACK, RED, GREEN, OCHRE, BLUE, VIOLET, TEAL, GREY = (
-    (36, 41, 46), (203, 36, 49), (34, 134, 58), (150, 100, 0), (3, 102, 214), (111, 66, 193), (5, 122, 133), (88, 96, 105)
+    (36, 41, 46), (203, 36, 49), (34, 134, 58), (150, 100, 0),
+    (3, 102, 214), (111, 66, 193), (5, 122, 133), (88, 96, 105),
 )  # fmt: skip
 PAPER = TerminalTheme(
     (255, 255, 255),
@@ -78,9 +80,7 @@ def draw(command: str, said: str, file: Path, limit: int) -> None:
     lines = said.rstrip().split("\n")
     if len(lines) > limit:
         lines = [*lines[:limit], f"... {len(lines) - limit} more lines"]
-    console = Console(
-        record=True, width=COLUMNS, file=open(os.devnull, "w"), color_system="truecolor", force_terminal=True
-    )
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor", force_terminal=True)
     console.print(Text("$ ", style="dim") + Text(command, style="bold"))
     console.print(Text.from_ansi("\n".join(lines)))
     svg = PLAIN_FONT.sub("\n", console.export_svg(title=command.split()[1], theme=PAPER, unique_id=file.stem))

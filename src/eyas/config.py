@@ -24,7 +24,7 @@ from eyas.machine import Precision, choose_precision
 from eyas.train.settings import TrainSettings
 from eyas.untrusted import LONGEST_RECIPE, parse_yaml, text
 
-RECIPES = ("demo", "long")
+RECIPES = ("demo", "quick", "long")
 
 
 class Section(BaseModel):
