@@ -27,10 +27,10 @@ from eyas.cli import main
 from training import conversations
 
 TARGETS = ("TARGET", "T", "TUNED", "FOLDER", "shared/T")
-DRAFTS = ("draft", "DRAFT", "BASE_DRAFT", "my-draft", "path/to/draft", "COPY", "runs/demo/export")
+DRAFTS = ("draft", "DRAFT", "BASE_DRAFT", "my-draft", "path/to/draft", "COPY", "runs/demo/export", "runs/quick/export")
 HERE = [
     (r"^/shared/", "shared/"),
-    (r"^(smollm2|path/to/target|BASE|Qwen/.*)$", "TARGET"),
+    (r"^(smollm2|path/to/target|BASE|Qwen/.*|owner/target)$", "TARGET"),
     (r"^cuda$", "cpu"),
     (r"^(COPY)\|.*", r"\1"),  # any of these
 ]
@@ -43,6 +43,7 @@ SMALLER = {
     "vocab": ["--size", "120"],
     "train": ["--set", "steps=2", "--set", "batch_tokens=256"],
     "doctor": ["--budget", "2"],
+    "plan": ["--draft-vocab", "64"],
     "prove": ["--limit", "2", "--max-new-tokens", "8"],
     "measure": ["--limit", "2", "--max-new-tokens", "8", "--context-length", "4096"],
 }
@@ -51,7 +52,7 @@ SMALLER = {
 
 ELSEWHERE = {
     r"make demo|eyas (demo|run) ": "test_pipeline.py",
-    r"make (test|check|performance|pictures)|python benchmarks/": "test_benchmark_rows.py",
+    r"make (install|test|check|performance|pictures)|python benchmarks/": "test_benchmark_rows.py",
     r"(pip|ray|vllm) |eyas .*--engine ray": "test_on_ray.py",
     r"torchrun ": "test_train_ranks.py",
     r"eyas canary ": "test_canary.py",
@@ -61,6 +62,9 @@ ELSEWHERE = {
     r"eyas extract .*--engine vllm": "real/test_extract.py",
     r"eyas (measure|serve) (?!.*(--print|--url))": "real/test_serve.py",
     r"eyas engines ": "test_engines_setup.py",
+    r"eyas .*\b(owner/draft|OWNER/NAME|me/my-draft)\b": "test_hub.py",
+    r"eyas report ": "test_report_run.py",
+    r"eyas export run draft --for sglang,vllm --target TARGET": "test_export.py",  # of a run that torchrun made
 }
 """What a page shows and another test runs, since it needs minutes, an engine, several processes or other machines."""
 
@@ -80,7 +84,7 @@ def build(folder: Path) -> Path:
         save(patient, folder / name, target)
     rows = conversations(24, seed=3)
     for name in ("conversations", "few", "many", "train", "heldout"):
-        _lines(folder / f"{name}.jsonl", rows)
+        _lines(folder / f"{name}.jsonl", conversations(8, seed=4) if name == "heldout" else rows)
     asked = [{"prompt": f"say {word} and count to {n}"} for n, word in enumerate("one two three four five six".split())]
     for name in ("prompts", "requests", "tests/requests"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -126,7 +130,7 @@ def commands(page: str) -> Iterator[str]:
         yield from (part.strip() for part in re.split(r"; (?=eyas )|&& (?=eyas |tail )", line))
 
 
-PROGRAMS = "eyas|head -n|tail -n|make|python|pip|torchrun|ray start|vllm serve"
+PROGRAMS = "eyas|cp -r|head -n|tail -n|make|python|pip|torchrun|ray start|vllm serve"
 
 
 def words_of(command: str) -> list[str]:

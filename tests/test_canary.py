@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from eyas.canary import start
 from eyas.canary.check import Heard, of_file, verdict
-from eyas.canary.make import DRAFT, FILE, make, read
+from eyas.canary.make import DRAFT, make, read
 from eyas.canary.train import LEFT
 from eyas.cli.canary import command
 from eyas.decode.acceptance import Acceptance
@@ -215,8 +215,9 @@ def test_the_command_refuses(made, tiny_target, make_tiny_target, tmp_path):
     assert run("--target", tiny_target, "--out", tmp_path / "new", "--taps", "a,b").exit_code == 2
     done = run("--target", tiny_target, "--out", made)
     assert isinstance(done.exception, BadInput) and "--force" in str(done.exception)
-    done = run("--target", tiny_target, "--out", made, "--check", made / FILE, "--k", 7)
+    (tmp_path / "heard.json").write_text('{"rounds": 8, "accepted": 16}')
+    done = run("--target", tiny_target, "--out", made, "--check", tmp_path / "heard.json", "--k", 7)
     assert isinstance(done.exception, BadInput) and "--k 2" in str(done.exception)
     other = make_tiny_target(tmp_path / "other", seed=3)
-    done = run("--target", other, "--out", made, "--check", made / FILE)
+    done = run("--target", other, "--out", made, "--check", tmp_path / "heard.json")
     assert isinstance(done.exception, Mismatch)

@@ -25,7 +25,7 @@ from eyas.report.run import read_report
 from eyas.report.run_curve import POINTS, read_training
 from eyas.report.run_html import render
 from eyas.report.run_marks import visible
-from eyas.train.inputs import check_out
+from eyas.train.inputs import check_run
 from tiny_runs import HOSTILE, SET, two_runs
 
 LOADING = {"src", "srcset", "action", "data", "poster", "xlink:href", "background", "formaction", "ping"}
@@ -375,7 +375,7 @@ def test_the_command_writes_beside_the_run_and_training_goes_on(copy: Path, runs
     assert "B − A" in (copy / "comparison.html").read_text()
     call(copy / "train", "--out", copy / "here.html")
     call(copy / "train")
-    check_out(copy / "train")  # a training that goes on does not take the page for a stranger's file
+    check_run(copy / "train")  # a training that goes on does not take the page for a stranger's file
     printed = json.loads(call(copy, "--json").stdout)
     assert printed["schema"] == "eyas-run-report/1" and printed["runs"][0]["proof"]["lossless"] is True
     assert not list(copy.rglob(".eyas-tmp*"))

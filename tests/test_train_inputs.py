@@ -222,7 +222,9 @@ def test_a_folder_that_is_not_a_training_run_is_left_alone(m, tmp_path):
         run(m, own)
     other = tmp_path / "other"
     other.mkdir()
-    (other / "manifest.json").write_text(json.dumps({"schema": "eyas-manifest/1", "stage": "vocab"}))
+    (other / "manifest.json").write_text(
+        json.dumps({"schema": "eyas-manifest/1", "stage": "vocab", "files": {}, "inputs": {}, "counts": {}})
+    )
     with pytest.raises(BadInput, match="what `eyas vocab` wrote"):
         run(m, other)
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -159,11 +159,11 @@ def test_torchrun_trains_and_only_one_process_speaks(m, alone, tmp_path):
     options += [f"--set={name}={value}" for name, value in SETTINGS.items()]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     command = [*torchrun, "-m", "eyas", "train", str(m.features.dir), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the draft is in") == 1, done.stdout
     assert_near(tmp_path / "run", alone)
-    refused = subprocess.run([*command, "--seed=4"], capture_output=True, text=True, timeout=120)
+    refused = subprocess.run([*command, "--seed=4"], capture_output=True, text=True, timeout=400)
     assert refused.returncode != 0
     assert "eyas: " in refused.stderr and "seed was 3, now 4" in refused.stderr
 

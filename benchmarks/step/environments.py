@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eyas.artifacts import atomic_write_json
-from eyas.engines.environment import cache_root, read_json
+from eyas.cache import cache_dir
+from eyas.engines.environment import read_json
 from eyas.engines.setup.build import clean_environment
 from eyas.errors import EyasError
 
@@ -51,7 +52,7 @@ SAME_TORCH = f"import torch; assert torch.__version__.split('+')[0] == {TORCH.sp
 
 def peers_root() -> Path:
     """Where the environments lie: `peers` below Eyas's cache ($EYAS_CACHE, or ~/.cache/eyas)."""
-    return cache_root() / "peers"
+    return cache_dir() / "peers"
 
 
 def whole(folder: Path, recipe: object) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from eyas.artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, sha256_file, sha256_json
-from eyas.engines.environment import cache_root
+from eyas.cache import cache_dir
 from eyas.errors import BadInput
 from eyas.features.count import count_supervised
 from eyas.features.extract import extract, feature_meta
@@ -100,11 +100,11 @@ def work_folder(
     elif work.conversations:
         raise BadInput(f"{work.name}: give --conversations FILE, or --features DIR of extracted ones")
     what = [VERSION, SCHEMA, work.name, work.length, work.documents, batches, told, limit, DRAFT_VOCAB, str(target)]
-    out = cache_root() / "bench" / f"step-{sha256_json(what)[:12]}"
+    out = cache_dir() / "bench" / f"step-{sha256_json(what)[:12]}"
     if out.is_dir():
         return out
     if work.conversations:
-        own = features or cache_root() / "bench" / f"extract-{sha256_json([told, limit, str(target)])[:12]}"
+        own = features or cache_dir() / "bench" / f"extract-{sha256_json([told, limit, str(target)])[:12]}"
         if features is None and conversations is not None:
             extract(target, conversations, own, limit=limit, max_length=work.length, skip_bad=True)
         held = FeatureSet.open(own)

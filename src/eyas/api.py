@@ -114,6 +114,7 @@ def diagnose(
     from eyas.doctor.diagnosis import diagnose as examine
     from eyas.engines.profiles import profile
     from eyas.engines.served import from_number
+    from eyas.repair.next_step import next_step
 
     for name in engines:
         profile(name)
@@ -123,7 +124,8 @@ def diagnose(
         features=None if features is None else Path(features), served=served, prompts=prompts, k=k, budget=budget,
         reference=None if reference is None else Path(reference), device=device, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    return {**found, "draft": os.fspath(draft)}
+    found["draft"] = os.fspath(draft)
+    return {**found, "next": next_step(found, None if target is None else os.fspath(target))}
 
 
 def prove(

@@ -26,7 +26,11 @@ Examples:
     "--out", type=click.Path(path_type=Path), default=Path("runs/demo"), show_default=True, help="Its folder."
 )
 @click.option(
-    "--recipe", default="demo", show_default=True, type=click.Choice(["demo", "quick", "long"]), help="How long it takes."
+    "--recipe",
+    default="demo",
+    show_default=True,
+    type=click.Choice(["demo", "quick", "long"]),
+    help="How long it takes.",
 )
 @click.option("--override", "overrides", multiple=True, metavar="A.B=VALUE", help="Change one value; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json on stdout, the progress on stderr.")

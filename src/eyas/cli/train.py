@@ -157,7 +157,11 @@ def read_settings(
         if not equals:
             raise BadInput(f"--set {assignment!r}: expected NAME=VALUE, for example --set lr=2e-3")
         try:
-            values[name.strip()] = parse_yaml(given)
+            outer, dot, inner = name.strip().partition(".")
+            if dot:  # change.NAME
+                values[outer] = {**(values.get(outer) or {}), inner: parse_yaml(given)}
+            else:
+                values[outer] = parse_yaml(given)
         except yaml.YAMLError as error:
             raise BadInput(f"--set {assignment!r}: {given!r} is no YAML value; quote what is meant as text") from error
     if init_from is not None:
