@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from doctoring import make_patient
+from eyas.decode.acceptance import Acceptance
 from eyas.doctor.evidence import Gain
 from eyas.doctor.finding import Finding, Severity
 from eyas.doctor.groups import GROUPS, group
@@ -173,6 +174,15 @@ def test_a_draft_that_does_not_use_its_states():
     files = [static("EY-TENSOR-FRESH", convention="tensor fc")]
     assert [f.id for f in findings(files, measured(states_are_worth=0.04))] == ["EY-TENSOR-FRESH", "EY-MEASURED-BLIND"]
     assert findings([], measured(states_are_worth=0.2)) == []
+
+
+@pytest.mark.parametrize(("accepted", "severity"), [(3, Severity.WARNING), (0, Severity.ERROR)])
+def test_a_matrix_that_looks_untrained_is_no_error_in_a_draft_that_is_accepted(accepted: int, severity: Severity):
+    told_of = measured()
+    told_of.taus["best"] = [Acceptance.of([0] * 10, 4), Acceptance.of([accepted] * 10, 4)]
+    [f] = findings([static("EY-TENSOR-FRESH", convention="tensor gate_proj")], told_of)
+    assert (f.severity, "accept length of 2.50" in f.evidence) == (severity, bool(accepted))
+    assert ("Train it for longer" in f.remedy) == bool(accepted)
 
 
 def test_another_runs_map():

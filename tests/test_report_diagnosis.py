@@ -271,9 +271,12 @@ def test_terminal_says_verdict_evidence_findings_and_command(full: dict) -> None
     flat = " ".join(text.split())
     assert text.startswith("faulty (in: checkpoint): drafts/kimi-64x160\n")
     assert full["summary"] in flat and text.rstrip().endswith(full["next"])
-    assert "ruled out taps: 2 alternatives, gain −2.40 to −1.30" in flat
-    assert "ruled out norm_output: 1 alternative, gain −0.40" in flat
-    assert "theta 500000" in flat and "taps 1, 14, 26 instead" not in flat
+    every = " ".join(terminal(full, verbose=True).split())
+    assert "ruled out taps: 2 alternatives, gain −2.40 to −1.30" in every and "ruled out taps" not in flat
+    assert "ruled out norm_output: 1 alternative, gain −0.40" in every
+    assert "theta 500000" in every and "theta 500000" not in flat and "taps 1, 14, 26 instead" not in every
+    assert re.search(r"\d+ hypotheses were tried: \d+ confirmed, .*refuted.* \(--verbose lists them\)", flat)
+    assert flat.index("EY-TRIAL-D2T") < flat.index("hypotheses were tried") < flat.index("SGLang 0.5.23: starts")
     assert "EY-NORM-ONES" not in text and "EY-NORM-ONES" in terminal(full, verbose=True)
     assert "Not shown: 1 of severity info." in text
     assert flat.index("EY-TRIAL-D2T") < flat.index("EY-ROPE-UNNAMED") < flat.index("EY-D2T-ZERO-PREFIX")

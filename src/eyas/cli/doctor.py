@@ -67,7 +67,7 @@ LEVELS = ("error", "warning", "info", "ok")
 @click.option("--format", "form", type=click.Choice(["text", "json", "github"]), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one HTML file.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what is only worth knowing, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what is only worth knowing, and every hypothesis, too.")
 def command(
     draft: Path, target: str | None, features: Path | None, engines: tuple[str, ...],
     served_accept_length: float | None, log: Path | None, metrics: str | None, launch: str, reference: Path | None,

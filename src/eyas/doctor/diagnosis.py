@@ -144,6 +144,7 @@ def _measure(
         tensors=compared.tensors,
         engines=readings.as_read,
         suspected=frozenset(name for name in suspected if name),
+        trained=_written_by_training(readings.case.folder),
     )
     measured = measure(readings, material, context, k=k, device=device, deadline=deadline, tell=tell)
     if material.embedding is not None:
@@ -152,6 +153,22 @@ def _measure(
     if not measured.found.complete:
         missing.append({"what": "some hypotheses: the time was over before", "supply": "a longer --budget"})
     return measured
+
+
+def _written_by_training(folder: DraftFolder) -> frozenset[str]:
+    """The conventions for which eyas.json answers: all that it declares, where its digests say that the weights are
+    those that training wrote. The map may be another one: it is no convention, and is looked at by itself."""
+    from dataclasses import fields
+
+    from ..conventions import Conventions
+    from ..draft.digests import compare, declared
+
+    if not declared(folder.eyas):
+        return frozenset()
+    found = compare(folder)
+    if found.missing or not {*found.changed, *found.additional} <= {"d2t", "t2d"}:
+        return frozenset()
+    return frozenset(f.name for f in fields(Conventions)) - {"d2t", "embedding", "head"}
 
 
 def _predicted(readings: Readings, training: str | Path | None, missing: list[dict[str, str]]) -> float | None:

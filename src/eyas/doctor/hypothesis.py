@@ -44,6 +44,8 @@ class Context:
     """Engine -> what it would run."""
     suspected: frozenset[str] = frozenset()
     """Conventions about which the files show an error."""
+    trained: frozenset[str] = frozenset()
+    """Conventions that training itself wrote down, for weights that are still those it wrote."""
 
 
 def convention(name: str, value: Any, about: str = "") -> Hypothesis:

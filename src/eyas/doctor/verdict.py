@@ -52,6 +52,7 @@ def findings(statics: Sequence[Finding], measured: Measured | None, usual: Any =
         for taken in measured.taken:
             told = _with_confirmed(told, taken, measured)
         _acquit(told, measured)
+        _works_all_the_same(told, measured)
         told += _undecided(told, measured, usual)
         if measured.aligned is not None:
             told.append(_another_map(measured, measured.aligned))
@@ -138,6 +139,10 @@ ACQUITTABLE = (
 """Suspicions about what a value means, which a trial can refute; a wrong dtype or size it cannot."""
 
 
+ACCEPTED = 1.1
+"""An accept length from which on a draft certainly helps; of random weights it is 1.00."""
+
+
 def _acquit(told: list[Told], measured: Measured) -> None:
     """A static suspicion about something that is measured to be right as declared is no fault."""
     taken = {t.hypothesis.group for t in measured.taken}
@@ -154,6 +159,22 @@ def _acquit(told: list[Told], measured: Measured) -> None:
             f"{-max(e.gain.mean for e in tried):.3f} nats a token: right as declared"
         )
         t.status, t.severity = "refuted", Severity.OK
+
+
+def _works_all_the_same(told: list[Told], measured: Measured) -> None:
+    """Matrices that look untrained are no error in a draft that is accepted: it was trained for a short time."""
+    from ..decode.acceptance import Acceptance
+
+    parts = measured.taus.get("best") or []
+    tau = Acceptance.merged(parts, parts[0].k).tau if parts else 1.0
+    if measured.knows_nothing or measured.aligned is not None or not tau >= ACCEPTED:
+        return
+    for t in told:
+        if t.id == "EY-TENSOR-FRESH" and t.status == "static":
+            t.severity = Severity.WARNING
+            t.evidence += f". Measured: the draft reaches an accept length of {tau:.2f} all the same"
+            t.consequence = "Acceptance is lower than this draft could have"
+            t.remedy = "Train it for longer; if it was trained for long, export the weights of the finished run"
 
 
 def _undecided(told: list[Told], measured: Measured, usual: Any) -> list[Told]:

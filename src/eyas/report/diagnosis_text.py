@@ -9,6 +9,7 @@ What is written here came out of files of strangers, so nothing is taken for mar
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ STYLES = {
     "faulty": "bold red", "undecided": "bold yellow", "healthy": "bold green",
     "confirmed": "bold red", "helps": "yellow", "inconclusive": "yellow", "refuted": "green", "not_evaluated": "dim",
 }  # fmt: skip
+COUNTED = ("confirmed", "helps", "inconclusive", "refuted")
 FALLBACK = {
     "healthy": "No fault was found in this draft.",
     "faulty": "This draft, or the way it is read, has a fault.",
@@ -202,9 +204,9 @@ def definition(finding: Mapping[str, Any]) -> list[str]:
 
 
 def show(console: Console, diagnosis: Mapping[str, Any], verbose: bool = False) -> None:
-    """The report in the terminal: verdict, evidence, findings, engines, what is missing, the next command.
+    """The report in the terminal: verdict, findings, evidence, engines, what is missing, the next command.
 
-    verbose: findings of severity `info`, too.
+    verbose: findings of severity `info`, and every hypothesis that was tried, too.
     """
     verdict, where, summary = headline(diagnosis)
     _say(console, f"{verdict}{where and f' ({where})'}: {words(diagnosis.get('draft'))}", STYLES[verdict])
@@ -216,8 +218,8 @@ def show(console: Console, diagnosis: Mapping[str, Any], verbose: bool = False) 
     if known := [f"{key} {fixed(value)}" for key, value in taus if number(value) is not None]:
         _say(console, f"\nτ: {', '.join(known)}")
         _say(console, TAU, "dim")
-    _evidence(console, diagnosis)
     _findings(console, diagnosis, verbose)
+    _evidence(console, diagnosis, verbose)
     _rest(console, diagnosis)
 
 
@@ -235,7 +237,7 @@ def _text(text: str, style: str = "") -> Text:
     return Text(text, style=style)
 
 
-def _evidence(console: Console, diagnosis: Mapping[str, Any]) -> None:
+def _evidence(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -243,7 +245,7 @@ def _evidence(console: Console, diagnosis: Mapping[str, Any]) -> None:
     if not ledger:
         _say(console, "\nNo hypothesis was measured: this diagnosis is of the files alone.")
         return
-    shown = notable(diagnosis)
+    shown = [row for row in notable(diagnosis) if verbose or row.get("verdict") in ("confirmed", "helps")]
     if shown:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, right in (("verdict", False), ("hypothesis", False), ("gain", True), ("Δτ", True)):
@@ -260,12 +262,15 @@ def _evidence(console: Console, diagnosis: Mapping[str, Any]) -> None:
             table.add_row(_text(verdict, style), cell, _text(gain), _text(fixed(row.get("delta_tau"), 2, True)))
         console.print()
         console.print(table, highlight=False)
-    else:
-        _say(console, f"\nOf {len(ledger)} hypotheses none was confirmed and none is undecided.")
-    for convention, count, reach, _ in ruled_out(diagnosis):
+    counts = Counter(str(row.get("verdict")) for row in ledger)
+    told = [f"{counts[name]} {verdict_words(name)}" for name in dict.fromkeys([*COUNTED, *counts]) if counts[name]]
+    more = "" if verbose else " (--verbose lists them)"
+    _say(console, f"{'' if shown else chr(10)}{len(ledger)} hypotheses were tried: {', '.join(told)}{more}.")
+    for convention, count, reach, _ in ruled_out(diagnosis) if verbose else ():
         alternatives = "1 alternative" if count == 1 else f"{count} alternatives"
         _say(console, f"ruled out  {convention}: {alternatives}{reach and f', gain {reach}'}")
-    _say(console, GAIN, "dim")
+    if shown or verbose:
+        _say(console, GAIN, "dim")
 
 
 def _findings(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> None:
