@@ -81,3 +81,8 @@ def test_the_rule_is_not_empty():
 def test_the_first_lines_of_a_module_say_what_lives_there():
     told = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in modules()}
     assert [str(path) for path, text in told.items() if len(text.partition("\n")[0]) < 20] == []
+
+
+def test_the_command_that_exercises_a_module_is_there():
+    named = {(p, t) for p in modules() for t in re.findall(r"\btests/\w+\.py", p.read_text(encoding="utf-8"))}
+    assert [f"{p.relative_to(ROOT)}: {t}" for p, t in sorted(named) if not (ROOT / t).is_file()] == []

@@ -94,7 +94,7 @@ def main(draft: Path) -> None:
         broken(draft, here / "broken-draft")
         shutil.copytree(draft, here / "draft")
         doctor = "eyas doctor broken-draft --target smollm2"
-        draw(doctor, typed(doctor.split(), here), HERE / "doctor.svg", 34)
+        draw(doctor, typed(doctor.split(), here), HERE / "doctor.svg", 44)
         question = "A farmer has 12 eggs and sells 5. How many are left?"
         said = typed(["eyas", "chat", "draft", "--say", question, "--max-new-tokens", "80", "--explain"], here)
         draw(f'eyas chat draft --say "{question}" --explain', said, HERE / "chat.svg", 40)

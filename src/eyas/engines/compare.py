@@ -3,7 +3,7 @@
     differences(reading, profile("sglang").read(Seen(reading.folder, facts)))
 
 Symmetries are no differences: a constant RoPE offset under the default RoPE, a copy of the target's embedding where the
-engine puts the target's own.   pytest tests/test_engines_compare.py
+engine puts the target's own.   pytest tests/test_engines_profiles.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row of `engine x what it would do` for a draft directory as it stands.   pytest tests/test_engines_compare.py"""
+"""One row of `engine x what it would do` for a draft directory as it stands.   pytest tests/test_engines_profiles.py"""
 
 from __future__ import annotations
 

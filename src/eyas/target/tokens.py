@@ -3,7 +3,7 @@
     special_ids(folder)          # begin, end, end of turn, padding, and the markers that the chat template writes
     token_ids(folder, "</think>")
 
-Exercise it:  pytest tests/test_target_tokens.py
+Exercise it:  pytest tests/test_vocab_stage.py
 """
 
 from __future__ import annotations

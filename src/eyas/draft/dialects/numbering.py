@@ -3,7 +3,7 @@
 vLLM and llama.cpp take ids as taps. SGLang's ids name the *outputs* of layers, with exceptions among its target
 classes (SGLang 0.5.23: llama.py:929, deepseek_v2.py:3467, gpt_oss.py:1347, minimax_m3_vl.py:246, glm4_moe_lite.py).
 
-    pytest tests/test_numbering.py
+    pytest tests/test_export.py
 """
 
 from __future__ import annotations
