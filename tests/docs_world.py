@@ -62,6 +62,7 @@ ELSEWHERE = {
     r"eyas extract .*--engine vllm": "real/test_extract.py",
     r"eyas (measure|serve) (?!.*(--print|--url))": "real/test_serve.py",
     r"eyas engines ": "test_engines_setup.py",
+    r"eyas completion .*>": "test_console.py",  # into a file of the user's home
     r"eyas .*\b(owner/draft|OWNER/NAME|me/my-draft)\b": "test_hub.py",
     r"eyas report ": "test_report_run.py",
     r"eyas export run draft --for sglang,vllm --target TARGET": "test_export.py",  # of a run that torchrun made

@@ -69,7 +69,7 @@ def test_a_wrong_override_is_named(tmp_path: Path, override: str, words: str):
 
 
 def test_a_missing_file_names_the_shipped_recipes(tmp_path: Path):
-    with pytest.raises(BadInput, match=r"nothing\.yaml cannot be read.*demo, long"):
+    with pytest.raises(BadInput, match=r"nothing\.yaml cannot be read.*demo, quick, long"):
         load_config(tmp_path / "nothing.yaml")
 
 
