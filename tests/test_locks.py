@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -167,9 +166,9 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, ca
 def test_many_that_race_for_a_folder_never_hold_it_together(tmp_path: Path) -> None:
     """The file is removed with each release: whoever locked the removed one must notice."""
     code = (
-        "import sys, time; from pathlib import Path; from eyas.locks import inside; from eyas.errors import EyasError\n"
-        "out, held, end = Path(sys.argv[1]), 0, time.monotonic() + 1.5\n"
-        "while time.monotonic() < end:\n"
+        "import sys; from pathlib import Path; from eyas.locks import inside; from eyas.errors import EyasError\n"
+        "out, held = Path(sys.argv[1]), 0\n"
+        "while held < 200:\n"
         "    try:\n"
         "        with inside(out):\n"
         "            (out / 'one').touch(exist_ok=False); held += 1; (out / 'one').unlink()\n"
@@ -178,14 +177,12 @@ def test_many_that_race_for_a_folder_never_hold_it_together(tmp_path: Path) -> N
     )
     command = [sys.executable, "-c", code, str(tmp_path / "out")]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [racer.communicate(timeout=60) for racer in racers]
+    said = [racer.communicate(timeout=300) for racer in racers]
     assert all(racer.returncode == 0 for racer in racers), [error for _, error in said]
-    assert sum(int(out) for out, _ in said) > 50
+    assert [int(out) for out, _ in said] == [200, 200, 200]
 
 
 def test_it_is_free_within_a_moment_of_its_end(tmp_path: Path) -> None:
-    began = time.monotonic()
-    for _ in range(20):
+    for _ in range(20):  # nobody waits for a lock: one that is still held would be refused
         with inside(tmp_path / "out"):
             pass
-    assert time.monotonic() - began < 5
