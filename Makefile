@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-data.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/eyas demo --out runs/demo
+	$(BIN)/eyas run demo --out runs/demo
 
 # Files are dealt out to as many processes as there are cores, up to four: each holds torch.
 test: $(STAMP)

@@ -49,6 +49,7 @@ from eyas.features.reader import FeatureSet
 from eyas.features.writer import DEFAULT_SHARD_BYTES, plan_shards
 from eyas.machine import reuse_large_allocations
 from eyas.prompt_sets import training_prompts
+from eyas.target.answering import run_all
 from eyas.target.generate import Generator
 from eyas.target.model import Target
 from eyas.target.requests import Request
@@ -195,11 +196,11 @@ def regenerate(a: argparse.Namespace, scratch: Path) -> list[Row]:
 
     def alone() -> int:
         generator = Generator(target, slots=1, **settings)
-        return sum(len(answer.ids) for request in few for answer in generator.run([request]))
+        return sum(len(answer.ids) for request in few for answer in run_all(generator, [request]))
 
     def batched() -> int:
         generator = Generator(target, slots=a.slots, **settings)
-        return sum(len(answer.ids) for answer in generator.run(requests))
+        return sum(len(answer.ids) for answer in run_all(generator, requests))
 
     names = (
         f"transformers, {len(few)} prompts one at a time",

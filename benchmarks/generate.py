@@ -21,7 +21,7 @@ import torch
 
 from eyas.chat import render, shared_prefix
 from eyas.prompt_sets import training_prompts
-from eyas.target.generate import make_generator
+from eyas.target.answering import make_generator
 from eyas.target.model import Target
 from eyas.target.record import Recorder
 from eyas.target.requests import Request

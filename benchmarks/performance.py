@@ -18,7 +18,7 @@ from typing import Any
 
 from step.works import WORKS
 
-from eyas.artifacts import atomic_write
+from eyas.writes import atomic_write
 
 Row = dict[str, Any]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

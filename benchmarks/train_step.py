@@ -32,10 +32,10 @@ from step.features import batches_of, work_folder
 from step.rows import READ, Measured, commit, last_object, machine, row
 from step.works import CONVERSATIONS, TOOLS, TTT_STEPS, WORKS, Setting, Work, settings
 
-from eyas.artifacts import atomic_write_json
 from eyas.engines.setup.build import clean_environment
 from eyas.errors import EyasError
 from eyas.target.source import resolve_target
+from eyas.writes import atomic_write_json
 
 HERE = Path(__file__).resolve().parent
 PEER_SCRIPTS = HERE.parent.parent / "shared" / "bench"

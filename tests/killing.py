@@ -121,7 +121,7 @@ def import_everything() -> None:
     for name in (
         "tokenizers", "torch._dynamo", "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
         "eyas.decode.prove", "eyas.export.write", "eyas.features.count", "eyas.features.extract", "eyas.pipeline",
-        "eyas.target.generate", "eyas.train.loop",
+        "eyas.target.answering", "eyas.train.loop",
     ):  # fmt: skip
         importlib.import_module(name)
 

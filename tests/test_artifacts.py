@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas import artifacts
+from eyas import artifacts, digests, writes
 from eyas.errors import BadInput, EyasError
 
 JSON = st.recursive(
@@ -34,35 +34,35 @@ def names(folder: Path) -> list[str]:
 @given(value=st.dictionaries(st.text(max_size=5), JSON, max_size=4))
 def test_a_digest_ignores_the_order_of_keys_and_survives_the_disk(value):
     backwards = dict(reversed(value.items()))
-    assert artifacts.sha256_json(value) == artifacts.sha256_json(backwards)
-    assert artifacts.sha256_json(json.loads(json.dumps(value))) == artifacts.sha256_json(value)
+    assert digests.sha256_json(value) == digests.sha256_json(backwards)
+    assert digests.sha256_json(json.loads(json.dumps(value))) == digests.sha256_json(value)
 
 
 def test_a_digest_sees_every_value():
-    assert artifacts.sha256_json({"a": 1}) != artifacts.sha256_json({"a": 2})
-    assert artifacts.sha256_json({"a": [1, 2]}) != artifacts.sha256_json({"a": [2, 1]})
-    assert artifacts.sha256_json({"p": Path("x")}) == artifacts.sha256_json({"p": "x"})
+    assert digests.sha256_json({"a": 1}) != digests.sha256_json({"a": 2})
+    assert digests.sha256_json({"a": [1, 2]}) != digests.sha256_json({"a": [2, 1]})
+    assert digests.sha256_json({"p": Path("x")}) == digests.sha256_json({"p": "x"})
 
 
 def test_sha256_file_is_the_known_digest_and_names_a_missing_file(tmp_path: Path):
     (tmp_path / "abc").write_bytes(b"abc")
-    assert artifacts.sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert digests.sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     with pytest.raises(BadInput, match="nothing-here"):
-        artifacts.sha256_file(tmp_path / "nothing-here")
+        digests.sha256_file(tmp_path / "nothing-here")
 
 
 def test_a_write_replaces_the_old_content_and_makes_folders(tmp_path: Path):
     path = tmp_path / "a" / "b.txt"
-    artifacts.atomic_write(path, "old")
-    artifacts.atomic_write(path, "nü")
+    writes.atomic_write(path, "old")
+    writes.atomic_write(path, "nü")
     assert path.read_bytes() == "nü".encode()
     assert names(path.parent) == ["b.txt"]
 
 
 def test_an_error_in_the_middle_leaves_the_old_content(tmp_path: Path):
     path = tmp_path / "b.txt"
-    artifacts.atomic_write(path, "old")
-    with pytest.raises(ZeroDivisionError), artifacts.atomic_path(path) as temporary:
+    writes.atomic_write(path, "old")
+    with pytest.raises(ZeroDivisionError), writes.atomic_path(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
     assert path.read_text() == "old"
@@ -75,7 +75,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(EyasError, match=r"big\.json cannot be written .*disk is full.*--out"):
-        artifacts.atomic_write_json(tmp_path / "big.json", {"x": 1})
+        writes.atomic_write_json(tmp_path / "big.json", {"x": 1})
     assert names(tmp_path) == []
 
 
@@ -85,7 +85,7 @@ def test_a_disk_that_really_is_full(tmp_path: Path):
         pytest.skip("this system has no /dev/full")
     with (
         pytest.raises(EyasError, match="disk is full"),
-        artifacts.atomic_path(tmp_path / "x.bin"),
+        writes.atomic_path(tmp_path / "x.bin"),
         open("/dev/full", "wb", buffering=0) as file,
     ):
         file.write(b"0" * 4096)
@@ -102,19 +102,19 @@ def test_a_full_disk_reported_by_safetensors(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(EyasError, match=r"w\.safetensors.*disk is full"):
-        artifacts.atomic_save_safetensors({"w": torch.zeros(2)}, tmp_path / "w.safetensors")
+        writes.atomic_save_safetensors({"w": torch.zeros(2)}, tmp_path / "w.safetensors")
     assert names(tmp_path) == []
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EyasError, match="folder"):
-        artifacts.atomic_write(tmp_path / "file" / "x", "")
+        writes.atomic_write(tmp_path / "file" / "x", "")
 
 
 KILLED_WRITER = """
 import sys
-from eyas.artifacts import atomic_path, atomic_dir
+from eyas.writes import atomic_dir, atomic_path
 from pathlib import Path
 kind, target = sys.argv[1:]
 with (atomic_path if kind == "file" else atomic_dir)(target) as temporary:
@@ -133,24 +133,24 @@ def test_sigkill_in_the_middle_leaves_nothing_under_the_final_name(tmp_path: Pat
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"half\n"
     assert not target.exists()
-    assert artifacts.remove_leftovers(tmp_path) == [], "a living writer's file was taken away"
+    assert writes.remove_leftovers(tmp_path) == [], "a living writer's file was taken away"
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     writer.stdout.close()
     assert not target.exists()
     assert len(names(tmp_path)) == 1, "the temporary file is all that a kill leaves"
-    assert len(artifacts.remove_leftovers(tmp_path)) == 1
+    assert len(writes.remove_leftovers(tmp_path)) == 1
     assert names(tmp_path) == []
 
 
 def test_a_folder_is_replaced_whole(tmp_path: Path):
     target = tmp_path / "draft"
     for generation in ("first", "second"):
-        with artifacts.atomic_dir(target) as temporary:
+        with writes.atomic_dir(target) as temporary:
             (temporary / generation).mkdir()
             (temporary / generation / "w").write_text(generation)
     assert names(target) == ["second"]
-    with pytest.raises(ZeroDivisionError), artifacts.atomic_dir(target) as temporary:
+    with pytest.raises(ZeroDivisionError), writes.atomic_dir(target) as temporary:
         (temporary / "third").write_text("")
         raise ZeroDivisionError
     assert names(target) == ["second"]
@@ -162,8 +162,8 @@ def test_safetensors_are_equal_bytes_for_equal_content(tmp_path: Path):
     from safetensors.torch import load_file
 
     tensors = {"b": torch.arange(6).view(2, 3).T, "a": torch.ones(2, dtype=torch.bfloat16)}
-    artifacts.atomic_save_safetensors(tensors, tmp_path / "1", {"k": "v"})
-    artifacts.atomic_save_safetensors(dict(reversed(tensors.items())), tmp_path / "2", {"k": "v"})
+    writes.atomic_save_safetensors(tensors, tmp_path / "1", {"k": "v"})
+    writes.atomic_save_safetensors(dict(reversed(tensors.items())), tmp_path / "2", {"k": "v"})
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     assert torch.equal(load_file(tmp_path / "1")["b"], tensors["b"])
 
@@ -175,7 +175,7 @@ def test_the_order_of_metadata_does_not_change_from_one_write_to_the_next(tmp_pa
 
     metadata = {name: "x" * i + '\n"ü\x07\x7f\b\u2028' for i, name in enumerate("abcdefghij")}
     for name in ("1", "2", "3"):
-        artifacts.atomic_save_safetensors({"w": torch.arange(5.0)}, tmp_path / name, metadata)
+        writes.atomic_save_safetensors({"w": torch.arange(5.0)}, tmp_path / name, metadata)
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes() == (tmp_path / "3").read_bytes()
     with safe_open(tmp_path / "1", "pt") as file:
         assert file.get_tensor("w").tolist() == [0, 1, 2, 3, 4]

@@ -21,6 +21,7 @@ from eyas.cli.ask import command
 from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.prompts import load_prompts
+from eyas.target.answering import run_all
 from eyas.target.generate import Generator
 from eyas.target.model import Target
 from eyas.target.requests import Request
@@ -137,7 +138,7 @@ def test_top_k_draws_from_the_likeliest_only_and_in_their_proportion(tiny_target
     best = logits.topk(k)
     wanted = torch.zeros_like(logits).scatter_(0, best.indices, best.values.softmax(-1))
     generator = Generator(target, slots=64, max_new_tokens=1, temperature=1.0, top_k=k)
-    drawn = [a.ids[0] for a in generator.run([Request(i, ids, i) for i in range(n)])]
+    drawn = [a.ids[0] for a in run_all(generator, [Request(i, ids, i) for i in range(n)])]
     shares = torch.bincount(torch.tensor(drawn), minlength=len(logits)) / n
     assert set(drawn) <= set(best.indices.tolist())
     assert float((shares - wanted).abs().sum() / 2) < 0.06

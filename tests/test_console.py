@@ -100,21 +100,50 @@ def test_bars_are_for_watchers(monkeypatch: pytest.MonkeyPatch):
         assert drawn(Terminal()) == ""
     monkeypatch.setenv("TERM", "dumb")
     assert drawn(Terminal()) == ""
+    monkeypatch.setattr(console, "PAUSE_S", 0.0)
+    assert drawn(io.StringIO(), show=False) == "  looking ...\n"
+    assert "\r" not in drawn(Terminal())  # a dumb one
 
 
 def test_what_was_chosen_ends_with_the_program(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     handlers, severity = list(logging.root.handlers), logging.root.level
+    library = logging.getLogger("transformers").level
     for level in ("quiet", "verbose"):
         with console.speaking():
             console.speak(level)
             assert (console.quiet(), console.verbose()) == (level == "quiet", level == "verbose")
             assert ("TQDM_DISABLE" in os.environ) is (level == "quiet")
             assert (logging.root.level == logging.INFO) is (level == "verbose")
+            logging.getLogger("transformers").setLevel(logging.INFO)  # as the library itself does when imported
         assert not console.quiet()
         assert not console.verbose()
         assert "TQDM_DISABLE" not in os.environ
         assert (logging.root.handlers, logging.root.level) == (handlers, severity)
+        assert logging.getLogger("transformers").level == library
+
+
+def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """A line for what takes long, without control characters; none for what does not, and none with --quiet."""
+
+    def logged(total: int | None) -> str:
+        with console.bar(total=total, desc="regenerate", unit="tok") as bar:
+            for _ in range(4):
+                bar.update(500)
+                bar.refresh()
+        return capsys.readouterr().err
+
+    assert logged(2000) == ""
+    monkeypatch.setattr(console, "PAUSE_S", 0.0)
+    assert "  regenerate: 1500 of 2000 tok, 00:00 elapsed," in (seen := logged(2000))
+    assert "\r" not in seen and "\x1b" not in seen
+    assert "  regenerate: 1500 tok, 00:00 elapsed," in logged(None)
+    monkeypatch.setattr(console, "PAUSE_S", 1e9)
+    assert logged(2000) == ""
+    monkeypatch.setattr(console, "PAUSE_S", 0.0)
+    with console.speaking():
+        console.speak("quiet")
+        assert logged(2000) == ""
 
 
 @pytest.mark.parametrize("place", ["before", "after"])

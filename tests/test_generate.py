@@ -14,8 +14,11 @@ import torch
 
 from eyas.errors import BadInput
 from eyas.target import generate
-from eyas.target.generate import Generator, PlainGenerator, Request, make_generator
+from eyas.target.answering import make_generator
+from eyas.target.generate import Generator
 from eyas.target.model import Target
+from eyas.target.plain import PlainGenerator
+from eyas.target.requests import Request
 
 
 @pytest.fixture(scope="module")

@@ -266,7 +266,7 @@ def proof(folder: Path, weights: str) -> Path:
 
 
 def test_a_card_says_what_the_files_say(draft: Path, tmp_path: Path):
-    from eyas.artifacts import sha256_file
+    from eyas.digests import sha256_file
 
     assert exported(draft, tmp_path / "plain") == ""
     weights = sha256_file(tmp_path / "plain" / "model.safetensors")

@@ -161,7 +161,7 @@ WRONG = [
     ("doctor talks.jsonl --static", 2, "talks.jsonl cannot be read.*nothing that torch.save wrote.*Convert"),
     ("repair draft --plan nowhere.json --out o", 2, r"nowhere.json cannot be read \(No such file.*check the path"),
     ("canary --target target --out o --check torn.jsonl", 2, "torn.jsonl cannot be read as JSON.*`rounds`"),
-    ("history nothing/there", 2, "nothing/there is not a directory.*name one"),
+    ("history nothing/there", 2, "no directory nothing/there; name that of a draft"),
     # contents
     ("extract empty.jsonl --target target --out o", 2, "empty.jsonl: no conversation.*it is empty.*one conversation a"),
     ("extract torn.jsonl --target target --out o", 2, "torn.jsonl, line 5 .*not JSON.*--skip-bad"),

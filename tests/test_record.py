@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from eyas.answers import CONVERSATIONS, JOURNAL
-from eyas.artifacts import sha256_file
+from eyas.digests import sha256_file
 from eyas.features import extract as extraction
 from eyas.features import filling
 from eyas.features.extract import extract
@@ -26,9 +26,11 @@ from eyas.features.recorded import FOLDER, Recordings, RecordingWriter, StatesMe
 from eyas.prompts import Prompt
 from eyas.regenerate import regenerate
 from eyas.repetition import RunningPeriods
-from eyas.target.generate import Generated, Generator, Request
+from eyas.target.answering import run_all
+from eyas.target.generate import Generator
 from eyas.target.model import Target
 from eyas.target.record import Recorder
+from eyas.target.requests import Generated, Request
 from eyas.target.source import fingerprint
 
 TAPS = (0, 3, 8)  # the embedding, a block, and the input of the final norm
@@ -53,7 +55,7 @@ def asked() -> list[list[int]]:
 def answers(target: Target, prompts: list[list[int]], recorder: Recorder | None, **how) -> list[Generated]:
     how = {"slots": 5, "max_new_tokens": 12, "stop_loops": False, "prefix": [1, 9, 8, 7, 6, 5, 4], **how}
     generator = Generator(target, recorder=recorder, **how)
-    out = {a.key: a for a in generator.run(Request(k, ids, seed=k) for k, ids in enumerate(prompts))}
+    out = {a.key: a for a in run_all(generator, (Request(k, ids, seed=k) for k, ids in enumerate(prompts)))}
     return [out[k] for k in range(len(prompts))]
 
 
@@ -80,7 +82,7 @@ def test_logsumexp_is_of_the_finished_logits(target: Target):
     """With a scale and a soft-cap, and the vocabulary in several blocks."""
     import dataclasses
 
-    import eyas.target.generate as module
+    import eyas.target.head as module
 
     class Capped:
         model, device, dir = target.model, target.device, target.dir

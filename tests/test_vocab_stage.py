@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.artifacts import read_manifest, sha256_file
+from eyas.artifacts import read_manifest
 from eyas.cli.vocab import command
 from eyas.conventions import Conventions
+from eyas.digests import sha256_file
 from eyas.errors import BadInput, Mismatch
 from eyas.features import count
 from eyas.features.count import count_supervised, make_vocab

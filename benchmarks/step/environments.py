@@ -17,11 +17,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from eyas.artifacts import atomic_write_json
 from eyas.cache import cache_dir
 from eyas.engines.environment import read_json
 from eyas.engines.setup.build import clean_environment
 from eyas.errors import EyasError
+from eyas.writes import atomic_write_json
 
 MARKER = "whole.json"
 TORCH = "torch==2.13.0"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from eyas.artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, sha256_file, sha256_json
 from eyas.cache import cache_dir
+from eyas.digests import sha256_file, sha256_json
 from eyas.errors import BadInput
 from eyas.features.count import count_supervised
 from eyas.features.extract import extract, feature_meta
@@ -28,6 +28,7 @@ from eyas.features.writer import ShardBuffer, ShardWriter
 from eyas.target.facts import read_facts
 from eyas.target.weights import load_ends
 from eyas.vocab import VocabMap
+from eyas.writes import atomic_dir, atomic_save_safetensors, atomic_write_json
 
 from .works import DRAFT_VOCAB, Work
 

@@ -16,7 +16,7 @@ import torch
 from eyas.chat import Unusable, render, shared_prefix
 from eyas.dialogue import Dialogue, Outcome, Reply
 from eyas.features.recorded import RecordingWriter, StatesMeta
-from eyas.target.generate import make_generator, stepped
+from eyas.target.answering import make_generator, stepped
 from eyas.target.model import Target
 from eyas.target.record import Recorder, Recording
 from eyas.target.requests import Generated, Request

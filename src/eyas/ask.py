@@ -21,20 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import (
-    MANIFEST,
-    atomic_write,
-    check_out,
-    is_current,
-    read_manifest,
-    remove_leftovers,
-    write_manifest,
-)
+from eyas.artifacts import MANIFEST, check_out, is_current, read_manifest, write_manifest
 from eyas.dialogue import answer_seed
 from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.locks import inside
 from eyas.prompt import Prompt
+from eyas.writes import atomic_write, remove_leftovers
 
 STAGE = "ask"
 SCHEMA = "eyas-ask/1"
@@ -137,7 +130,7 @@ def _messages(target_dir: Path, numbers: Sequence[int], how: Asking) -> Iterator
     """(number, whole message, finish) as the target ends them."""
     import torch
 
-    from eyas.target.generate import make_generator, run_all
+    from eyas.target.answering import make_generator, run_all
     from eyas.target.model import Target
     from eyas.target.requests import Request
 

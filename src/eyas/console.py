@@ -3,16 +3,19 @@
     with bar(total=10, desc="prove", unit="answer") as shown: shown.update()
     pytest tests/test_console.py
 
-Results go to stdout; whatever is said meanwhile goes to stderr, and only where a terminal shows it. Colours, and the
-way to a terminal itself: terminal.py.
+Results go to stdout; whatever is said meanwhile goes to stderr: bars where a terminal shows them, a line every half
+minute elsewhere. Colours, and the way to a terminal itself: terminal.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -24,6 +27,10 @@ _VARIABLES: dict[str, dict[str, str]] = {
     "quiet": {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"},
     "verbose": {"TRANSFORMERS_VERBOSITY": "info", "HF_HUB_VERBOSITY": "info"},
 }
+PAUSE_S = 30.0
+"""Seconds between two lines of progress where no terminal shows a bar: enough to see in a log that work goes on."""
+LINE = "{desc}: {n_fmt} {unit}, {elapsed} elapsed, {rate_fmt}{postfix}"
+_LIBRARIES = ("transformers", "huggingface_hub")
 _level: Level = "normal"
 _bounded = False
 
@@ -45,9 +52,12 @@ def speaking() -> Iterator[None]:
     outer, _bounded = _bounded, True
     before, variables = _level, {name: os.environ.get(name) for names in _VARIABLES.values() for name in names}
     handlers, severity = list(logging.root.handlers), logging.root.level
+    libraries = {name: logging.getLogger(name).level for name in _LIBRARIES}
     try:
         yield
     finally:
+        for name, level in libraries.items():  # they set their own when imported, by the variables above
+            logging.getLogger(name).setLevel(level)
         _level, _bounded = before, outer
         for name, value in variables.items():
             if value is None:
@@ -82,17 +92,58 @@ def watched() -> bool:
 
 
 def bar(*, show: bool = True, **how: Any) -> Any:
-    """A tqdm bar on stderr; silent where nobody watches it, where it was not to be shown, and with --quiet."""
+    """A tqdm bar on stderr; where that is no terminal a line now and then; silent where not to be shown, or --quiet."""
     from tqdm import tqdm
 
-    return tqdm(**{**how, "disable": not (show and watched())})
+    if not show or quiet():
+        return tqdm(**{**how, "disable": True})
+    return (tqdm if is_terminal(sys.stderr) else _lines())(**how)
 
 
 def teller() -> Callable[[str], None]:
-    """Says on stderr what is being done, where a terminal shows it or logs were asked for."""
-    if quiet() or not (verbose() or is_terminal(sys.stderr)):
+    """Says on stderr what is being done; where no terminal shows it and no logs were asked for, only now and then."""
+    if quiet():
         return lambda text: None
-    return lambda text: say(f"  {text} ...")
+    if verbose() or is_terminal(sys.stderr):
+        return lambda text: say(f"  {text} ...")
+    pause = _Pause()
+    return lambda text: say(f"  {text} ...") if pause.over() else None
+
+
+class _Pause:
+    """Is it time for the next line into a log? What takes less than PAUSE_S needs none."""
+
+    def __init__(self) -> None:
+        self.spoke = time.monotonic()
+
+    def over(self) -> bool:
+        """At most once in PAUSE_S."""
+        now = time.monotonic()
+        if now - self.spoke < PAUSE_S:
+            return False
+        self.spoke = now
+        return True
+
+
+@functools.cache
+def _lines() -> Any:
+    """tqdm, imported when a bar is wanted, as lines of text for a log."""
+    from tqdm import tqdm
+
+    class Lines(tqdm):
+        def __init__(self, **how: Any) -> None:
+            self.pause = _Pause()
+            # tqdm's own control characters go nowhere; it need not look at the clock more often than we speak.
+            super().__init__(**{**how, "file": io.StringIO(), "mininterval": min(1.0, PAUSE_S), "leave": False})
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            if msg is None and self.n and self.pause.over():
+                line = LINE if self.total is None else LINE.replace("{unit}", "of {total_fmt} {unit}")
+                said = {**self.format_dict, "bar_format": line, "ncols": None}
+                say("  " + self.format_meter(**said).strip())
+            return True
+
+    return Lines
 
 
 def say(text: str) -> None:

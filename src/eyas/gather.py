@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.artifacts import atomic_write, sha256_json, write_manifest
+from eyas.artifacts import write_manifest
 from eyas.config import RunConfig
+from eyas.digests import sha256_json
 from eyas.errors import BadInput
 from eyas.rows import content, is_lines
 from eyas.untrusted import parse_json
+from eyas.writes import atomic_write
 
 if TYPE_CHECKING:
     from eyas.prompt import Prompt

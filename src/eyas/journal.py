@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import disk_errors
 from eyas.errors import BadInput
 from eyas.untrusted import content, parse_json
+from eyas.writes import disk_errors
 
 
 class Journal:

@@ -19,9 +19,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from eyas.artifacts import disk_errors
 from eyas.errors import EyasError
 from eyas.terminal import echo
+from eyas.writes import disk_errors
 
 LOCK = ".lock"
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)

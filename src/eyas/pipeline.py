@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from eyas.answers import CONVERSATIONS, STATES
-from eyas.artifacts import atomic_write_json, remove_leftovers, sha256_file, write_manifest
+from eyas.artifacts import write_manifest
 from eyas.ask import PROMPTS
 from eyas.config import RunConfig
+from eyas.digests import sha256_file
 from eyas.gather import HELD_OUT, TRAIN, collect_prompts, prompt_inputs, set_names, split_conversations
 from eyas.locks import inside
 from eyas.report.summary import summarise
 from eyas.rows import content
 from eyas.stages import StageRunner
 from eyas.terminal import echo
+from eyas.writes import atomic_write_json, remove_leftovers
 
 SUMMARY = "summary.json"
 RESULT = "result.json"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.artifacts import canonical_json
+from eyas.digests import canonical_json
 from eyas.rows import without_nulls
 from eyas.untrusted import parse_json
 

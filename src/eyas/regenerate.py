@@ -19,22 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.answers import CONVERSATIONS, FIELDS, JOURNAL, SCHEMA, SET_ASIDE, STAGE, STATES
-from eyas.artifacts import (
-    MANIFEST,
-    atomic_path,
-    check_out,
-    is_current,
-    read_manifest,
-    remove_leftovers,
-    sha256_json,
-    write_manifest,
-)
+from eyas.artifacts import MANIFEST, check_out, is_current, read_manifest, write_manifest
 from eyas.dialogue import REASONS, Outcome
+from eyas.digests import sha256_json
 from eyas.errors import BadInput
 from eyas.journal import Journal
 from eyas.locks import inside
 from eyas.prompts import BadRow, Prompt, Prompts
 from eyas.work import Ledger, Progress, Work
+from eyas.writes import atomic_path, remove_leftovers
 
 if TYPE_CHECKING:
     from eyas.answer import Answering

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas import console
-from eyas.artifacts import sha256_file, sha256_json
+from eyas.digests import sha256_file, sha256_json
 from eyas.errors import BadInput, EyasError
 from eyas.untrusted import content as whole
 from eyas.untrusted import lines, opened, parse_json

@@ -20,10 +20,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import MANIFEST, atomic_write_json, canonical_json, read_manifest, remove_leftovers, sha256_json
+from eyas.artifacts import MANIFEST, read_manifest
+from eyas.digests import canonical_json, sha256_json
 from eyas.errors import BadInput, EyasError
 from eyas.machine import return_free_memory
 from eyas.untrusted import content, parse_json
+from eyas.writes import atomic_write_json, remove_leftovers
 
 RECORDS = "stages.json"
 SCHEMA = "eyas-stages/1"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from eyas.artifacts import atomic_save_safetensors
 from eyas.errors import BadInput, EyasError
+from eyas.writes import atomic_save_safetensors
 
 SCHEMA = "eyas-vocab/1"
 FILE = "vocab.safetensors"

@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..artifacts import atomic_dir, atomic_write_json
 from ..doctor.hypothesis import Context
 from ..doctor.prompts import PROMPTS
 from ..doctor.specimen import Specimen
@@ -33,6 +32,7 @@ from ..target.facts import read_facts
 from ..target.weights import load_ends
 from ..untrusted import content, parse_json
 from ..vocab import VocabMap
+from ..writes import atomic_dir, atomic_write_json
 from . import start, text
 from .neighbours import ORDER, TAPS, neighbours
 from .rows import Rows

@@ -69,7 +69,7 @@ def record(
     Raises BadInput where the target's positions do not suffice.
     """
     from ..chat import render
-    from ..target.generate import make_generator, run_all
+    from ..target.answering import make_generator, run_all
     from ..target.requests import Request
 
     target = Target.load(folder, device=device, dtype=torch.float32, trust_remote_code=trust_remote_code)

@@ -38,8 +38,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("eyas.cli.train", "Train a draft on features."),
     "export": ("eyas.cli.export", "Write a trained draft as a directory that inference engines load."),
     "inspect": ("eyas.cli.inspect", "Describe a draft: sizes, conventions, vocabulary map, tensors, engines."),
-    "doctor": ("eyas.cli.doctor", "Examine a draft's files for faults: map, tensors, config, engines."),
-    "repair": ("eyas.cli.repair", "Mend what the doctor found, in a new directory."),
+    "doctor": (
+        "eyas.cli.doctor",
+        "Find out why a draft is not accepted: try every convention on its weights.",
+    ),
+    "repair": (
+        "eyas.cli.repair",
+        "Mend what the doctor found, in a new directory or in place.",
+    ),
     "history": ("eyas.cli.history", "Show what repairs did to a draft."),
     "revert": ("eyas.cli.revert", "Bring back an earlier state of a repaired draft."),
     "verify": ("eyas.cli.verify", "Prove that a copy, an upload or a conversion of a draft is intact."),
@@ -49,13 +55,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("eyas.cli.chat", "Talk to a target with its draft, and see which words were drafted."),
     "canary": ("eyas.cli.canary", "Prove a deployment with a tiny draft that fails wherever it is misread."),
     "engines": ("eyas.cli.engines", "Set up real engines on this CPU, to check drafts with."),
-    "run": ("eyas.cli.run", "Run all stages of a YAML recipe, skipping what is done."),
+    "run": ("eyas.cli.run", "Run all stages of a recipe (demo, quick, long or a YAML file), skipping what is done."),
     "report": ("eyas.cli.report", "Write a run, or two side by side, as one HTML page."),
-    "demo": ("eyas.cli.demo", "Train and prove a real draft for a small target, here and now."),
     "completion": ("eyas.cli.completion", "Print the script that completes verbs and options in your shell."),
 }
 
-EPILOG = """Start with `eyas demo`. `eyas VERB --help` shows examples.
+EPILOG = """\b
+Where to start:
+  eyas doctor DRAFT --target TARGET    a draft that you have
+  eyas run quick                       none yet: one for a small target, in minutes
+  eyas VERB --help                     examples of each
 
 \b
 Exit codes, where a verb's own help says no more:
@@ -106,8 +115,8 @@ class LazyGroup(click.Group):
 
         if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            ctx.fail(f"no verb '{args[0]}'.{hint} The verbs are: {', '.join(VERBS)}.")
+            hint = f"Did you mean '{near[0]}'?" if near else f"The verbs are: {', '.join(VERBS)}."
+            ctx.fail(f"no verb '{args[0]}'. {hint}")
         return super().resolve_command(ctx, args)
 
 

@@ -27,7 +27,7 @@ Examples:
 """
 
 
-@click.command("ask", help=HELP, short_help="Let the target write requests itself.")
+@click.command("ask", help=HELP)
 @click.option("--count", type=click.IntRange(min=1), required=True, help="Messages to begin; most are usable.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the prompts.")
 @click.option("--target", help="Folder, .gguf file, hub id or 'smollm2'  [default: smollm2].")
@@ -70,6 +70,6 @@ def command(
         openings or ("",), max_new_tokens, temperature, top_k, seed, device, choose_precision(dtype, device), slots,
         trust_remote_code,
     )  # fmt: skip
-    with bar(total=count, unit="message") as shown:
+    with bar(total=count, desc="ask", unit="message") as shown:
         counts = ask(resolve_target(target), out, count, how, shown.update)
     echo(json.dumps({"out": str(out), **counts}) if as_json else f"{out / PROMPTS}: {describe(counts)}")

@@ -41,7 +41,7 @@ an engine that is not set up; 3 the canary is another target's, or was measured 
 LINES = 12  # neighbours shown
 
 
-@click.command("canary", help=HELP, short_help="A tiny draft that proves an engine and its flags.")
+@click.command("canary", help=HELP)
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE'S OPTIONS]")
 @click.option("--target", default="smollm2", show_default=True, help="Folder, .gguf file, hub id or 'smollm2'.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Its folder: draft/ and canary.json.")

@@ -44,7 +44,7 @@ Examples:
 """
 
 
-@click.command("chat", help=HELP, short_help="Talk to a target with its draft, and see which words were drafted.")
+@click.command("chat", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path), required=False)
 @click.option("--target", default="smollm2", show_default=True, help="Folder, .gguf file, hub id or 'smollm2'.")
 @click.option("--url", help="Address of a running engine that answers instead.")
@@ -117,13 +117,14 @@ def _local(draft_dir: Path | None, settings: dict[str, Any]) -> Conversation:
     from eyas.target.source import resolve_target
 
     assert draft_dir is not None
+    draft_dir = resolve_draft(draft_dir)  # before a target is loaded
     reuse_large_allocations()
     folder, k = resolve_target(settings["target"]), settings["k"]
     note_other_target(draft_dir, folder)
     dtype, device = getattr(torch, settings["dtype"]), settings["device"]
     target = Target.load(folder, device=device, dtype=dtype, trust_remote_code=settings["trust_remote_code"])
     refuse_uncroppable(target)
-    draft, vocab_map, _ = load_draft(resolve_draft(draft_dir), folder, device=device, dtype=dtype)
+    draft, vocab_map, _ = load_draft(draft_dir, folder, device=device, dtype=dtype)
     drafter = make_drafter(draft, vocab_map, k, settings["topk"], settings["nodes"])
     hot = settings["temperature"]
     rule: Rule = Sampling(hot, settings["seed"], target.device) if hot > 0 else Greedy()

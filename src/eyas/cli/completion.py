@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.command("completion", help=HELP, short_help="Print the script that completes verbs and options in your shell.")
+@click.command("completion", help=HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
     from click.shell_completion import get_completion_class

@@ -40,7 +40,7 @@ ANNOTATIONS = {"error": "error", "warning": "warning", "info": "notice", "ok": "
 LEVELS = ("error", "warning", "info", "ok")
 
 
-@click.command("doctor", help=HELP, short_help="Find out why a draft is not accepted: files, engines, trials.")
+@click.command("doctor", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="Its target: folder, .gguf file, hub id or 'smollm2'.")
 @click.option("--features", type=click.Path(path_type=Path), help="Recorded features to replay, instead of recording.")
@@ -74,12 +74,17 @@ def command(
     training: Path | None, prompts: Path | None, measured: Path | None, k: int, static: bool, budget: str, device: str,
     trust_remote_code: bool, fail_on: str, form: str, as_json: bool, html: Path | None, verbose: bool,
 ) -> None:  # fmt: skip
+    from eyas.draft.source import resolve_draft
+    from eyas.errors import BadInput, EyasError
+
+    try:
+        read = resolve_draft(draft)  # before the seconds that all other modules take
+    except EyasError as error:  # whatever it is: 1 would mean findings
+        raise BadInput(str(error)) from error
     from eyas.console import teller
     from eyas.doctor.diagnosis import diagnose
-    from eyas.draft.source import resolve_draft
     from eyas.engines.launch import options
     from eyas.engines.profiles import profile
-    from eyas.errors import BadInput, EyasError
     from eyas.repair.next_step import next_step
 
     for name in engines:
@@ -105,7 +110,6 @@ def command(
 
         check_device(device)
     try:
-        read = resolve_draft(draft)
         diagnosis = diagnose(
             read,
             target=folder,
@@ -124,13 +128,13 @@ def command(
             trust_remote_code=trust_remote_code,
             tell=teller(),
         )
-    except EyasError as error:  # whatever it is: 1 would mean findings
+    except EyasError as error:
         raise BadInput(str(error)) from error
     diagnosis["draft"] = str(draft)  # as the user said it
     diagnosis["next"] = next_step(diagnosis, target)
     if html is not None:
-        from eyas.artifacts import atomic_write
         from eyas.report.diagnosis_html import render
+        from eyas.writes import atomic_write
 
         try:
             atomic_write(html, render(diagnosis))

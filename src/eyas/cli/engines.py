@@ -37,7 +37,7 @@ Exit codes: 0 ready, 1 a step failed (the message says why and what to do), 2 no
 """
 
 
-@click.group("engines", help=HELP, short_help="Set up real engines on this CPU, to check drafts with.",
+@click.group("engines", help=HELP,
              options_metavar="", subcommand_metavar="setup|list ...")  # fmt: skip
 def command() -> None:
     pass

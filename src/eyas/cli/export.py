@@ -133,6 +133,8 @@ def _export(
     verify: bool, converted: Path | None, about: dict[str, Any] | None, destination: Destination | None, as_json: bool,
 ) -> None:  # fmt: skip
     from eyas.draft.source import resolve_draft
+
+    source = resolve_draft(source)  # before the seconds that all other modules take
     from eyas.export import export_draft, parse_engines
     from eyas.export.convert import CONVERTED, convert, how
 
@@ -150,7 +152,6 @@ def _export(
         from eyas.features.reader import FeatureSet
 
         recorded = FeatureSet.open(features)
-    source = resolve_draft(source)
     report = export_draft(
         source, out, to=to, dtype=dtype, engines=wanted, target_dir=target_dir, features=recorded, verify=verify,
         card=None if about is None else _card(source, target, out, about),

@@ -43,7 +43,7 @@ another target, tokenizer, template or taps, foreign files do not fit the target
 """
 
 
-@click.command("extract", help=HELP, short_help="Record the target's states on conversations.")
+@click.command("extract", help=HELP)
 @click.argument("conversations", required=False, type=click.Path(path_type=Path))
 @click.option("--target", default=None, help="Folder, .gguf file, hub id or 'smollm2' [default: smollm2].")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the features.")

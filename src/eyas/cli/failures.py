@@ -3,7 +3,7 @@
     explained(error, "train")        # an EyasError, or None: a bug, which keeps its traceback
 Exercise it:  pytest tests/test_failures.py
 
-Most of these are caught where they happen, with all that is known there (memory.py, artifacts.disk_errors). This is the
+Most of these are caught where they happen, with all that is known there (memory.py, writes.disk_errors). This is the
 net below: here only the verb is known, and what the system says.
 """
 
@@ -32,11 +32,10 @@ LOWERS = {
     "run": "lower the size of the stage that was at work (--override with train.micro_tokens, train.recompute, "
            "extract.batch_tokens or regenerate.slots); stages that are done are kept",
 }  # fmt: skip
-LOWERS["demo"] = LOWERS["run"]
 ELSEWHERE = "end other programs, or use a machine with more memory"
 
 # verb -> what a second call finds. Verbs that are not named keep nothing, and change nothing.
-GOES_ON = ("ask", "regenerate", "extract", "train", "engines", "run", "demo")
+GOES_ON = ("ask", "regenerate", "extract", "train", "engines", "run")
 CHANGES = ("repair", "revert")
 
 REFUSED = {

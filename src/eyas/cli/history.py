@@ -25,7 +25,7 @@ Exit codes: 0 shown (also where nothing was ever changed), 2 not a directory, or
 """
 
 
-@click.command("history", help=HELP, short_help="Show what repairs did to a draft.")
+@click.command("history", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(draft: Path, as_json: bool) -> None:

@@ -40,7 +40,7 @@ RUNS = {
 }
 
 
-@click.command("inspect", help=HELP, short_help="Describe a draft: sizes, conventions, map, tensors, engines.")
+@click.command("inspect", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="Its target: names the taps where the draft leaves them out, and the engines' rules.")
 @click.option(
@@ -50,15 +50,17 @@ RUNS = {
 @click.option("--all", "everything", is_flag=True, help="Show conventions at their defaults, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(draft: Path, target: str | None, launch: str, stats: bool, everything: bool, as_json: bool) -> None:
-    from eyas.describe import inspect_draft
     from eyas.draft.source import resolve_draft
+
+    read = resolve_draft(draft)
+    from eyas.describe import inspect_draft
 
     folder = None
     if target is not None:
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target, part="ends")
-    report = {**inspect_draft(resolve_draft(draft), folder, stats, launch), "path": str(draft)}
+    report = {**inspect_draft(read, folder, stats, launch), "path": str(draft)}
     if as_json:
         echo(json.dumps(report))
     else:

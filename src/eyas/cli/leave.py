@@ -46,8 +46,8 @@ def apologise(error: Exception) -> None:
 def _kept(trace: str) -> Path | None:
     """Where the traceback was written; None where it could not be."""
     from eyas._version import __version__
-    from eyas.artifacts import atomic_write
     from eyas.cache import cache_dir
+    from eyas.writes import atomic_write
 
     with contextlib.suppress(OSError, EyasError):
         path = cache_dir() / TRACE

@@ -42,7 +42,7 @@ Exit codes: 0 measured; 1 only a part was (what there is, is written), or --stri
 """
 
 
-@click.command("measure", help=HELP, short_help="What does a real server accept, and where does it fall short?")
+@click.command("measure", help=HELP)
 @click.argument("draft", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--target",

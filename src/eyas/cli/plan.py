@@ -39,7 +39,7 @@ Exit codes: 0 planned (warnings or not), 2 a config, sizes or settings that cann
 """
 
 
-@click.command("plan", help=HELP, short_help="Plan a draft: memory, bytes, hours and cost, with formulas.")
+@click.command("plan", help=HELP)
 @click.option("--target", help="Folder, config.json, .gguf, hub id, 'smollm2' or 'kimi-k2.5' [default: smollm2].")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="A key of config.json; repeatable.")
 @click.option("--tokens", type=float, help="Tokens of all conversations, prompts included, for example 600e6.")

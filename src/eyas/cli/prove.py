@@ -47,7 +47,7 @@ target do not belong together.
 """
 
 
-@click.command("prove", help=HELP, short_help="Is a draft lossless, and how long is its accept length?")
+@click.command("prove", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", default="smollm2", show_default=True, help="Folder, .gguf file, hub id or 'smollm2'.")
 @click.option("--prompts", "files", multiple=True, metavar="FILE", help="A prompt file, a set of its own; repeatable.")
@@ -85,11 +85,13 @@ def command(
     draft: Path, target: str, files: tuple[str, ...], names: str | None, limit: int, out: Path | None, strict: bool,
     fail_below: float | None, as_json: bool, template_args: tuple[str, ...], **settings: Any,
 ) -> None:  # fmt: skip
+    from eyas.draft.source import resolve_draft
+
+    draft = resolve_draft(draft)  # before the seconds that all other modules take
     from eyas.artifacts import check_out
     from eyas.cli.pairs import note_other_target
     from eyas.console import bar
     from eyas.decode.prove import prove
-    from eyas.draft.source import resolve_draft
     from eyas.features.conversations import parse_template_kwargs
     from eyas.locks import inside
     from eyas.machine import reuse_large_allocations
@@ -99,7 +101,7 @@ def command(
     if out is not None:
         check_out(out, "prove")
     reuse_large_allocations()
-    draft, sets = resolve_draft(draft), read_sets(files, names, limit)
+    sets = read_sets(files, names, limit)
     folder = resolve_target(target)
     note_other_target(draft, folder)
     total = 2 * sum(map(len, sets.values()))
@@ -116,8 +118,10 @@ def command(
 
 
 def _write(out: Path, result: Mapping[str, Any], draft: Path, target: Path, started: float) -> None:
-    from eyas.artifacts import atomic_write_json, sha256_file, write_manifest
+    from eyas.artifacts import write_manifest
+    from eyas.digests import sha256_file
     from eyas.target.source import fingerprint
+    from eyas.writes import atomic_write_json
 
     atomic_write_json(out / RESULT, result)
     weights = {path.name: sha256_file(path) for path in sorted(draft.glob("*.safetensors"))}

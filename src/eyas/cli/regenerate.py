@@ -32,7 +32,7 @@ Examples:
 """
 
 
-@click.command("regenerate", help=HELP, short_help="Let the target answer prompts: prompts to conversations.")
+@click.command("regenerate", help=HELP)
 @click.argument("prompts")
 @click.option(
     "--target", default=None, help="Folder, .gguf file, hub id, or `smollm2` [default: smollm2, or the server]."
@@ -148,7 +148,7 @@ def command(
 
         folder = resolve_target(target)
 
-    with bar(total=len(loaded.prompts), unit="prompt") as shown:
+    with bar(total=len(loaded.prompts), desc="regenerate", unit="prompt") as shown:
 
         def show(counts: Mapping[str, int]) -> None:
             shown.update(counts["finished"] - shown.n)

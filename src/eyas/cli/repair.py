@@ -34,7 +34,7 @@ finding, the plan or an operation's precondition does not hold.
 """
 
 
-@click.command("repair", help=HELP, short_help="Mend what the doctor found, in a new directory or in place.")
+@click.command("repair", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--auto", is_flag=True, help="Mend all that is found wrong.")
 @click.option("--finding", metavar="ID", help="What to mend, such as EY-D2T-TWICE.")
@@ -68,9 +68,11 @@ def command(
         raise click.UsageError(
             "--auto keeps what measures better; --force goes with --finding or --plan; choose one of them"
         )
+    from eyas.draft.source import resolve_draft
+
+    read = resolve_draft(draft)  # before the seconds that all other modules take
     from eyas.cli.doctor import seconds
     from eyas.console import teller
-    from eyas.draft.source import resolve_draft
     from eyas.engines.profiles import profile
     from eyas.repair.apply import repair
     from eyas.repair.plan import read_plan, write_plan
@@ -88,7 +90,6 @@ def command(
         from eyas.target.source import resolve_target
 
         folder = resolve_target(target)
-    read = resolve_draft(draft)
     if in_place and read != draft and not draft.expanduser().exists():
         raise click.UsageError(f"{draft} is on the hub, and what was fetched of it is not changed: give --out NEW")
     done = repair(

@@ -9,7 +9,7 @@ import click
 
 from eyas.terminal import echo
 
-HELP = """Write one HTML file about RUN, the folder of `eyas run`, `eyas demo` or `eyas train`; with OTHER side by side.
+HELP = """Write one HTML file about RUN, the folder of `eyas run` or `eyas train`; with OTHER side by side.
 
 It shows the stages and what they cost, loss and predicted accept length over the tokens seen, acceptance by drafted
 position, the coverage of the draft vocabulary, the loss mask of some conversations, rounds of some answers with what
@@ -27,7 +27,7 @@ Examples:
 """
 
 
-@click.command("report", help=HELP, short_help="Write a run, or two side by side, as one HTML page.")
+@click.command("report", help=HELP)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("other", type=click.Path(path_type=Path), required=False)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
@@ -36,9 +36,10 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the data of the page instead of writing it.")
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 def command(run: Path, other: Path | None, out: Path | None, target: str | None, as_json: bool, show: bool) -> None:
-    from eyas.artifacts import REPORTS, atomic_write
+    from eyas.artifacts import REPORTS
     from eyas.report.run import read_report
     from eyas.report.run_html import render
+    from eyas.writes import atomic_write
 
     report = read_report([run] if other is None else [run, other], target)
     if as_json:

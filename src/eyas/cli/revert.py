@@ -27,7 +27,7 @@ something else changed the files since.
 """
 
 
-@click.command("revert", help=HELP, short_help="Bring back an earlier state of a repaired draft.")
+@click.command("revert", help=HELP)
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.argument("number", type=int, required=False, metavar="[N]")
 @click.option("--force", is_flag=True, help="Revert although something else changed the files since.")

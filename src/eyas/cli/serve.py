@@ -44,7 +44,7 @@ this engine cannot serve it as it was trained; 130 interrupted before it answere
 CONTEXT = 1024  # tokens, here, where nothing else is said
 
 
-@click.command("serve", help=HELP, short_help="Start a real engine with target and draft, or print the command.",
+@click.command("serve", help=HELP,
                options_metavar="[OPTIONS]")  # fmt: skip
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="DRAFT [-- ENGINE'S OPTIONS]")
 @click.option("--target", default="smollm2", show_default=True, help="Folder, .gguf file, hub id or 'smollm2'.")

@@ -36,7 +36,7 @@ Examples:
 """
 
 
-@click.command("train", help=HELP, short_help="Train a draft on features.")
+@click.command("train", help=HELP)
 @click.argument("features", required=False, type=click.Path(path_type=Path))
 @click.option("--target", help="Folder, .gguf file, hub id or 'smollm2': embedding, head, final norm.")
 @click.option(

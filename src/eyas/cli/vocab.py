@@ -28,7 +28,7 @@ Examples:
 """
 
 
-@click.command("vocab", help=HELP, short_help="Choose the draft vocabulary from token counts.")
+@click.command("vocab", help=HELP)
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--size", required=True, type=click.IntRange(min=1), help="Ids in the draft vocabulary (D).")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")

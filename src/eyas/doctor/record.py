@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from ..artifacts import atomic_save_safetensors, sha256_json
 from ..cache import cache_dir
+from ..digests import sha256_json
 from ..errors import BadInput, EyasError
 from ..features.reader import map_safetensors
 from ..machine import choose_precision
 from ..target import source
 from ..target.facts import TargetFacts, read_facts
+from ..writes import atomic_save_safetensors
 from .material import Material
 from .prompts import PROMPTS
 
@@ -103,7 +104,7 @@ def _generate(
     ends: bool, device: str, dtype: str, trust: bool,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     from ..chat import render
-    from ..target.generate import make_generator
+    from ..target.answering import make_generator
     from ..target.model import Target
     from ..target.record import Recorder
     from ..target.requests import Request
@@ -153,7 +154,7 @@ def _generate(
 
 def _until(generator: Any, requests: Sequence[Any], positions: int | None) -> Iterator[Any]:
     """Answers in the order in which they finish. Once they will be enough no further one is begun."""
-    from ..target.generate import run_all
+    from ..target.answering import run_all
 
     found = 0
     for answer in run_all(generator, requests):

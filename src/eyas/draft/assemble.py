@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifacts import disk_errors
 from ..errors import BadInput
 from ..headers import BYTES
+from ..writes import disk_errors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from ..artifacts import atomic_save_safetensors, atomic_write_json
 from ..conventions import Conventions, Known
 from ..errors import BadInput, EyasError
 from ..target.facts import TargetFacts
 from ..target.weights import Ends, load_ends
 from ..vocab import VocabMap
+from ..writes import atomic_save_safetensors, atomic_write_json
 from .dialects import Reading, native
 from .dialects.canonical import canonical_config
 from .directory import WEIGHTS, check_target, check_tensors, declaration, fresh_directory, read_draft

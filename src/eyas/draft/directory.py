@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..artifacts import atomic_dir
 from ..conventions import Conventions
 from ..errors import BadInput, Mismatch
 from ..locks import beside
 from ..target.facts import TargetFacts, read_facts
+from ..writes import atomic_dir
 from .dialects import Reading, interpret, native
 from .expected import Inventory
 from .files import CONFIG, EYAS_JSON, open_folder

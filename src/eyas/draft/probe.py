@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..artifacts import atomic_save_safetensors
 from ..errors import BadInput
 from ..vocab import VocabMap
+from ..writes import atomic_save_safetensors
 from .checkpoint import load_draft
 from .directory import PROBE
 from .model import Draft

@@ -18,11 +18,13 @@ SAFE = ("*.json", "*.safetensors", "*.txt", "*.md")
 def resolve_draft(spec: str | os.PathLike[str]) -> Path:
     """`spec` itself where it is a path; for a hub id, OWNER/NAME or OWNER/NAME@REVISION, its folder in the hub's cache.
 
-    Raises BadInput where the hub has no such draft, EyasError where it cannot be reached.
+    Raises BadInput where there is nothing at a path, or no such draft on the hub; EyasError where that is not reached.
     """
     path, text = Path(spec).expanduser(), os.fspath(spec)
-    if path.exists() or not is_id(text):
+    if path.exists():
         return path
+    if not is_id(text):
+        raise BadInput(f"{path} does not exist; give a directory with config.json and the draft's weights")
     folder = download(text, only=SAFE, what="draft")
     if not any(folder.glob("*.safetensors")):  # an old repository
         folder = download(text, only=(*SAFE, "*.bin"), what="draft")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..artifacts import atomic_write
 from ..errors import BadInput
+from ..writes import atomic_write
 
 MODEL = "openvino_model.xml"
 LIST = re.compile(r"[ \t]*<hidden_layers_list\b[^>]*/>[ \t]*\n?")

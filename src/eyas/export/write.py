@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifacts import atomic_write, atomic_write_json, sha256_file, sha256_json, write_manifest
+from ..artifacts import write_manifest
+from ..digests import sha256_file, sha256_json
 from ..draft.assemble import assemble
 from ..draft.dialects.spellings import CANONICAL, SPELLINGS, Spelling
 from ..draft.directory import CARD, PROBE, WEIGHTS, declaration, facts_of, fresh_directory, read_draft
@@ -26,6 +27,7 @@ from ..draft.files import CONFIG, EYAS_JSON
 from ..engines.profiles import ENGINES
 from ..errors import BadInput, EyasError, Mismatch
 from ..target.facts import read_facts
+from ..writes import atomic_write, atomic_write_json
 from .plan import CODES, NAMES, NotExpressible, Plan, engine_differences, make_plan, spelled_otherwise
 from .verify import compare_written
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import atomic_write_json
 from eyas.errors import BadInput
 from eyas.features.layout import NOT_READ, teacher_rows
 from eyas.features.likeness import relative
@@ -29,6 +28,7 @@ from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import LOOSE, TOLERANCE
 from eyas.target.model import Target
+from eyas.writes import atomic_write_json
 
 REPORT = "audit.json"
 LEAST = 2  # documents: two that were exchanged are both wrong

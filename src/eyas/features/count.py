@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import check_out, is_current, read_manifest, sha256_json, write_manifest
+from eyas.artifacts import check_out, is_current, read_manifest, write_manifest
+from eyas.digests import sha256_json
 from eyas.errors import BadInput, Mismatch
 from eyas.features.conversations import encode_all, load_tokenizer
 from eyas.features.extract import feature_meta

@@ -16,17 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from eyas.answers import template_arguments
-from eyas.artifacts import (
-    atomic_write,
-    check_out,
-    is_current,
-    read_manifest,
-    remove_leftovers,
-    sha256_file,
-    sha256_json,
-)
+from eyas.artifacts import check_out, is_current, read_manifest
 from eyas.console import bar
 from eyas.conventions import Conventions, Known
+from eyas.digests import sha256_file, sha256_json
 from eyas.errors import EyasError, Mismatch
 from eyas.features.conversations import Collection, encode_all, load_tokenizer, table_rows
 from eyas.features.filling import Advance, Filler, Filling, Piece, ShardWorker, make_shard
@@ -40,6 +33,7 @@ from eyas.rows import is_lines
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.model import Target
 from eyas.target.source import ends_fingerprint, identify
+from eyas.writes import atomic_write, remove_leftovers
 
 SET_ASIDE = "set-aside.jsonl"
 

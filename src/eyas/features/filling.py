@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import scratch_dir
 from eyas.errors import EyasError
 from eyas.features.conversations import Document
 from eyas.features.layout import FeatureMeta, ShardEntry
@@ -28,6 +27,7 @@ from eyas.features.writer import ShardBuffer, write_shard
 from eyas.target.facts import read_facts
 from eyas.target.model import Target
 from eyas.target.weights import load_ends
+from eyas.writes import scratch_dir
 
 Advance = Callable[[int], Any]
 

@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 import torch
 
-from eyas.artifacts import check_out, is_current, read_manifest, sha256_json
+from eyas.artifacts import check_out, is_current, read_manifest
 from eyas.chat import Unusable, checked
+from eyas.digests import sha256_json
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.conversations import Collection, Document, SetAside, read_lines
 from eyas.features.extract import feature_meta, in_turn, refuse_others, shards_whole, write_features

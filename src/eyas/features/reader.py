@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import read_manifest, sha256_file
+from eyas.artifacts import read_manifest
 from eyas.conventions import Conventions
+from eyas.digests import sha256_file
 from eyas.errors import BadInput, EyasError, Mismatch
 from eyas.features.layout import INDEX, METADATA, NOT_READ, ROW_DTYPES, SCHEMA, FeatureMeta, ShardEntry, read_index
 from eyas.headers import read_header

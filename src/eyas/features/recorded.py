@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import atomic_save_safetensors, remove_leftovers
 from eyas.errors import EyasError
 from eyas.features.conversations import Document
 from eyas.features.layout import METADATA, NOT_READ, teacher_rows
@@ -34,6 +33,7 @@ from eyas.features.likeness import relative
 from eyas.features.reader import map_safetensors
 from eyas.features.writer import ShardBuffer
 from eyas.target.record import Recording
+from eyas.writes import atomic_save_safetensors, remove_leftovers
 
 FOLDER = "states"
 SCHEMA = "eyas-states/1"

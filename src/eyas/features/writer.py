@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from eyas.artifacts import MANIFEST, atomic_save_safetensors, atomic_write, sha256_file, write_manifest
+from eyas.artifacts import MANIFEST, write_manifest
+from eyas.digests import sha256_file
 from eyas.errors import BadInput, EyasError
 from eyas.features.layout import (
     INDEX,
@@ -30,6 +31,7 @@ from eyas.features.layout import (
     shard_name,
 )
 from eyas.features.reader import check_shard
+from eyas.writes import atomic_save_safetensors, atomic_write
 
 DEFAULT_SHARD_BYTES = 64 << 20
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import atomic_write_json
 from ..doctor.located import Located
 from ..engines.served import Served, from_number
 from ..errors import BadInput
 from ..untrusted import content, parse_json
+from ..writes import atomic_write_json
 
 FORMAT = 1
 DEFINITION = (

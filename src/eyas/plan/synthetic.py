@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..artifacts import atomic_write_json, canonical_json, is_current, sha256_json
+from ..artifacts import is_current
 from ..chat import Encoded
+from ..digests import canonical_json, sha256_json
 from ..draft.assemble import Piece, assemble
 from ..draft.directory import WEIGHTS
 from ..errors import BadInput, Mismatch
@@ -35,6 +36,7 @@ from ..features.writer import ShardBuffer
 from ..target.facts import TargetFacts, read_facts
 from ..target.weights import Ends, load_ends
 from ..untrusted import content, parse_json
+from ..writes import atomic_write_json
 
 MARK = "eyas_synthetic"
 """In the config of a target that Eyas made up: how it was made."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import fsync_path
 from ..draft.assemble import Extent
 from ..errors import BadInput, EyasError
 from ..headers import read_header
+from ..writes import fsync_path
 from .copying import as_before, copy_range, write_all
 from .recipe import Blob, Keep, Recipe, from_json, inverse, joined, length, stays, to_json
 from .store import Store

@@ -33,7 +33,7 @@ def history(folder: str | Path) -> list[dict[str, Any]]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a directory; only a draft directory has a history; name one")
+        raise BadInput(f"there is no directory {folder}; name that of a draft: repairs keep their journal in it")
     recover(folder)
     told = []
     for record in journal.records(Store(folder)):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..artifacts import fsync_path
 from ..draft.files import PENDING, read_json
 from ..errors import BadInput
+from ..writes import fsync_path
 from .copying import write_all
 from .recipe import Blob, from_json
 from .store import Store

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import sha256_json
+from ..digests import sha256_json
 from ..doctor.case import Case
 from ..draft.dialects import Reading, interpret, speculators
 from ..draft.dialects.keys import FUSED, PREFIXES, canonical_name

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..artifacts import atomic_write_json
 from ..draft.files import CONFIG, EYAS_JSON, read_json
 from ..errors import BadInput
+from ..writes import atomic_write_json
 from .operations import Done, concerned, find, inverse_of, perform
 from .overlay import Overlay, config_digest, digests
 from .step import Step

@@ -99,7 +99,7 @@ def plan(folder: DraftFolder, change: Change) -> PlannedFiles:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """As `artifacts.atomic_write_json` writes it."""
+    """As `writes.atomic_write_json` writes it."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import fsync_path
 from ..draft.assemble import Extent
 from ..draft.files import HISTORY, PENDING
 from ..errors import BadInput, EyasError
+from ..writes import fsync_path
 from .copying import blocks, write_all
 from .recipe import Blob
 

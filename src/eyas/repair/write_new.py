@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import atomic_dir, disk_errors
 from ..draft.digests import in_step
 from ..draft.files import HISTORY, DraftFolder, open_folder
 from ..errors import BadInput
+from ..writes import atomic_dir, disk_errors
 from . import journal
 from .change import Change
 from .copying import as_before, blocks, check_space, clone, copy_range, write_all

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import MANIFEST, sha256_file
+from ..artifacts import MANIFEST
+from ..digests import sha256_file
 from ..draft.directory import WEIGHTS
 from ..engines.setup import ENGINES
 from ..errors import BadInput, Mismatch

@@ -1,6 +1,6 @@
 """The summary of a run: made of the records of its stages, shown as a table and told as a short story.
 
-eyas demo          pytest tests/test_report.py
+eyas run demo      pytest tests/test_report.py
 """
 
 from __future__ import annotations

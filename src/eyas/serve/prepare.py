@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..artifacts import atomic_dir, atomic_write_json, remove_leftovers, sha256_file, sha256_json
 from ..cache import cache_dir
+from ..digests import sha256_file, sha256_json
 from ..engines.environment import read_json, required
 from ..errors import BadInput, EyasError
 from ..headers import read_header
+from ..writes import atomic_dir, atomic_write_json, remove_leftovers
 from .command import Inputs
 from .explain import explained
 from .launch import Launch

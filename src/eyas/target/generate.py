@@ -1,13 +1,13 @@
 """Batched local generation: many prompts answered at once, with token ids, on one model.
 
     generator = Generator(target, slots=96, max_new_tokens=192)
-    for answer in generator.run(requests): ...
+    for answer in run_all(generator, requests): ...          (answering.py)
 
 Continuous batching: there are so many slots; each step feeds every busy slot its next token, be it of the prompt or the
 one just chosen; a slot is refilled as soon as its answer ends, by end-of-turn, length, or because it fell into a loop.
 A long prompt is read in one pass of its own, a short one along with everyone's next tokens: that keeps the matrix
 products large, which is what counts on a CPU. The beginning that all prompts share is computed once. The head runs only
-for rows whose next token is wanted, block of the vocabulary by block, so that the logits never leave the cache.
+for rows whose next token is wanted (head.py).
 
 Answers do not depend on what else is generated at the same time (see slots.py), and a sampled answer depends on the
 seed of its request only. Exercise it:  pytest tests/test_generate.py
@@ -16,9 +16,8 @@ seed of its request only. Exercise it:  pytest tests/test_generate.py
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,20 +26,17 @@ import torch
 
 from eyas.errors import BadInput
 from eyas.machine import reuse_large_allocations, round_up
-from eyas.memory import is_out_of_memory, spending
 from eyas.repetition import RunningPeriods
-from eyas.target.plain import PlainGenerator
+from eyas.target.head import BlockedHead
 from eyas.target.record import Recorder, Tape
 from eyas.target.requests import Generated, Request
 from eyas.target.sampling import pick, uniform
 from eyas.target.slots import COLUMNS, ROWS, Pass, Segment, SlotGroup, slot_attention
 
 LONG = 64  # prompt tokens from which a pass of its own is cheaper than riding along
-HEAD_BLOCK = 1024  # vocabulary rows of one product with the head: block and logits together stay in a core's cache
 # Largest difference that counts as rounding, as a share of the largest state. Products of other shapes are summed in
 # another order: SmolLM2's 30 blocks make 1e-5 of that in float32 on one CPU, nothing on another; a wrong position 0.1.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.5, torch.float16: 0.06}
-FEWER = "lower --slots (answers that are done are kept), or --max-new-tokens"
 Step = Callable[[torch.Tensor, Pass], torch.Tensor]
 
 
@@ -65,7 +61,7 @@ class _Group:
 
 
 class Generator:
-    """Answers requests with `target`, an eyas Target. Use `run`, or `add` and `step` for more control."""
+    """Answers requests with `target`, an eyas Target: `add` them, and `step` while it is `running`."""
 
     def __init__(
         self,
@@ -105,10 +101,8 @@ class Generator:
         self.generated_tokens = 0
         reuse_large_allocations()
 
-        head = self.model.get_output_embeddings()
-        self._head_weight: torch.Tensor = head.weight
-        self._head_bias: torch.Tensor | None = getattr(head, "bias", None)
-        element = self._head_weight.element_size()
+        self._head = BlockedHead(self.model, self.facts)
+        element = self._head.weight.element_size()
         token_bytes = 2 * self.facts.num_layers * self.facts.num_kv_heads * self.facts.head_dim * element
         count = -(-slots // ROWS)
         self._columns = max(COLUMNS, memory_bytes // (count * token_bytes * ROWS))  # of a full group
@@ -117,10 +111,6 @@ class Generator:
         self._prefix_tape: Tape | None = None
 
     # ------------------------------------------------------------------ use
-
-    def run(self, requests: Iterable[Request]) -> Iterator[Generated]:
-        """Answer all requests, in the order in which they finish."""
-        yield from run_all(self, requests, 2 * ROWS * len(self._groups))
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises BadInput when prompt and answer cannot fit the target's context."""
@@ -296,49 +286,14 @@ class Generator:
         """The next token of the rows `wanted` of final [B, H], [n]; when recording, the best one and the logsumexp."""
         n = len(wanted)
         padded = np.resize(wanted, round_up(n, ROWS))  # repeats rows; see slots.py on multiples of ROWS
-        states = final[self._ids(padded)].to(self._head_weight.device)  # [m, H]
+        states = final[self._ids(padded)].to(self._head.weight.device)  # [m, H]
         if self.temperature == 0.0:
-            best, logsumexp = self._greedy(states)
+            best, logsumexp = self._head.greedy(states, with_logsumexp=self.recorder is not None)
             return best[:n].cpu().numpy(), best[:n], None if logsumexp is None else logsumexp[:n]
         draws = [uniform(r.seed, int(fed[i]) + 1 - len(r.ids)) for i, r in zip(wanted, requests, strict=True) if r]
-        logits = torch.cat([self._logits(states, i) for i in self._blocks()], -1)[:n]  # [n, V]
-        finished = self.facts.finish_logits(logits)
-        chosen = pick(finished, self.temperature, draws, self.top_k).cpu().numpy()
-        return (chosen, logits.argmax(-1), finished.float().logsumexp(-1)) if self.recorder else (chosen, None, None)
-
-    def _blocks(self) -> range:
-        return range(0, self._head_weight.shape[0], HEAD_BLOCK)
-
-    def _logits(self, states: torch.Tensor, start: int) -> torch.Tensor:
-        """Raw logits of one block of the vocabulary: [m, H] -> [m, HEAD_BLOCK]."""
-        bias = None if self._head_bias is None else self._head_bias[start : start + HEAD_BLOCK]
-        return torch.nn.functional.linear(states, self._head_weight[start : start + HEAD_BLOCK], bias)
-
-    def _greedy(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Argmax over the vocabulary, the lowest id on a tie, and when recording the logsumexp: [m, H] -> [m], [m].
-
-        Scale and soft-cap are monotone and change no choice. The logsumexp is that of the finished logits, summed up
-        block by block with the largest logit so far taken out.
-        """
-        best: torch.Tensor | None = None
-        where: torch.Tensor | None = None
-        total: torch.Tensor | None = None  # sum of exp(logit - largest so far)
-        largest: torch.Tensor | None = None
-        for start in self._blocks():
-            logits = self._logits(states, start)
-            value, index = logits.max(-1)
-            index += start
-            if best is None or where is None:
-                best, where = value, index
-            else:
-                where = torch.where(value > best, index, where)
-                best = torch.maximum(best, value)
-            if self.recorder:
-                before, largest = largest, self.facts.finish_logits(best).float()
-                part = self.facts.finish_logits(logits).float().sub_(largest[:, None]).exp_().sum(-1)
-                total = part if total is None or before is None else total * (before - largest).exp_() + part
-        assert where is not None
-        return where, None if total is None or largest is None else largest + total.log()
+        logits = self._head.logits(states)[:n]  # [n, V]
+        chosen = pick(logits, self.temperature, draws, self.top_k).cpu().numpy()
+        return (chosen, logits.argmax(-1), logits.float().logsumexp(-1)) if self.recorder else (chosen, None, None)
 
     def _record(self, groups: list[_Group], owner: np.ndarray, rows: np.ndarray, chosen: np.ndarray) -> list[Generated]:
         """Append the chosen tokens to their rows and free the slots whose answer ended."""
@@ -363,47 +318,3 @@ class Generator:
                 group.requests[row] = None
                 group.fed[row] = 0
         return ended
-
-
-def make_generator(
-    target: Any, *, slots: int = 96, prefix: Sequence[int] = (), recorder: Recorder | None = None, **how: Any
-) -> Generator | PlainGenerator:
-    """A Generator where the target gives over slots its own states; else a PlainGenerator, which is said."""
-    before = target.model.config._attn_implementation
-    try:
-        generator = Generator(target, slots=slots, prefix=prefix, recorder=recorder, **how)
-        if generator.agrees():
-            return generator
-        why = "its states over slots differ from its own"
-    except (NotImplementedError, TypeError, AttributeError, ValueError, KeyError, IndexError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        why = f"{type(error).__name__}: {error}"
-        if target.model.config._attn_implementation != before:
-            target.model.set_attn_implementation(before)
-    logging.getLogger(__name__).warning(
-        "%s is not answered in large batches (%s); its own, slower generation is used", type(target.model).__name__, why
-    )
-    return PlainGenerator(target, **how)
-
-
-def stepped(generator: Generator | PlainGenerator) -> list[Generated]:
-    """One `step`; raises OutOfMemory with the options that take less."""
-    with spending(f"answering {generator.active} prompts at once", FEWER):
-        return generator.step()
-
-
-def run_all(
-    generator: Generator | PlainGenerator, requests: Iterable[Request], lookahead: int = 256
-) -> Iterator[Generated]:
-    """Answer all requests, in the order in which they finish. At most `lookahead` wait for a place."""
-    source = iter(requests)
-    with generator.running():
-        exhausted = False
-        while not exhausted or generator.waiting or generator.active:
-            while not exhausted and len(generator.waiting) < lookahead:
-                request = next(source, None)
-                exhausted = request is None
-                if request is not None:
-                    generator.add(request)
-            yield from stepped(generator)

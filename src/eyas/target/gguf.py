@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eyas.artifacts import atomic_dir, disk_errors, remove_leftovers
 from eyas.errors import BadInput, EyasError
 from eyas.target.gguf_header import check_header
 from eyas.untrusted import regular
+from eyas.writes import atomic_dir, disk_errors, remove_leftovers
 
 FORMAT = 1  # raise it when the conversion changes, so that cached conversions are made again
 DIGIT_SPLITTING = {"smollm", "starcoder", "refact", "command-r", "codeshell"}

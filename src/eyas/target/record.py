@@ -1,7 +1,7 @@
 """Recorder: keep the states that tokens leave in the target while it answers, so that nobody computes them again.
 
     generator = Generator(target, recorder=Recorder(target, taps=(2, 15, 27)))
-    for answer in generator.run(requests): answer.recording.taps ...
+    for answer in run_all(generator, requests): answer.recording.taps ...
 
 Every token that a Generator feeds passes all blocks; a Recorder looks at the taps meanwhile and keeps them, with the
 final state, on a Tape: one a group of slots, one row a slot. Of the rows that chose a token of the answer it also keeps

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from eyas.artifacts import sha256_json
 from eyas.cache import cache_dir
+from eyas.digests import sha256_json
 from eyas.errors import BadInput, EyasError
 from eyas.hub import download, split
 from eyas.target.facts import TargetFacts, read_facts, read_json

@@ -20,9 +20,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..artifacts import atomic_dir, atomic_save_safetensors, atomic_write_json, remove_leftovers, sha256_file
+from ..digests import sha256_file
 from ..errors import EyasError, Mismatch
 from ..untrusted import content, parse_json
+from ..writes import atomic_dir, atomic_save_safetensors, atomic_write_json, remove_leftovers
 from .ranks import like, whole
 
 SCHEMA = "eyas-training/1"

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ..artifacts import MANIFEST, REPORTS, canonical_json, check_out, sha256_json
+from ..artifacts import MANIFEST, REPORTS, check_out
 from ..conventions import Known
+from ..digests import canonical_json, sha256_json
 from ..draft.checkpoint import load_draft
 from ..draft.directory import check_replaceable
 from ..draft.model import Draft

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from ..artifacts import is_current, read_manifest, sha256_json, write_manifest
+from ..artifacts import is_current, read_manifest, write_manifest
+from ..digests import sha256_json
 from ..draft.checkpoint import save_draft
 from ..draft.model import Draft
 from ..errors import EyasError

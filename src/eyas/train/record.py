@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import console
-from ..artifacts import atomic_write, canonical_json, disk_errors
+from ..digests import canonical_json
 from ..terminal import harmless
 from ..untrusted import parse_json
+from ..writes import atomic_write, disk_errors
 from .trackers import Trackers
 
 METRICS = "metrics.jsonl"

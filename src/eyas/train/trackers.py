@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import console
-from ..artifacts import atomic_write_json
 from ..errors import BadInput, EyasError
+from ..writes import atomic_write_json
 
 BOARD = "tensorboard"
 NAMED = "trackers.json"

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...artifacts import atomic_write_json, disk_errors, sha256_json
+from ...digests import sha256_json
 from ...errors import EyasError
+from ...writes import atomic_write_json, disk_errors
 from ..environment import LOG, READY, Environment, engine_folder, read_json, ready_in
 from .build import Build, CommandFailed, disk_usage, drop_half_installed
 from .explain import explain

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...artifacts import sha256_json
+from ...digests import sha256_json
 from ...errors import EyasError
 from .build import Build, CommandFailed
 
