@@ -13,12 +13,13 @@ import eyas.features.extract as extraction
 from eyas.chat import shared_prefix
 from eyas.cli import cli
 from eyas.errors import BadInput, EyasError, Mismatch
-from eyas.features import filling, passes
+from eyas.features import filling
 from eyas.features.conversations import encode_all, read_lines
 from eyas.features.extract import extract
 from eyas.features.layout import NOT_READ, teacher_rows
-from eyas.features.passes import batches, teacher
+from eyas.features.passes import batches
 from eyas.features.reader import FeatureSet
+from eyas.target import head
 from eyas.target.model import Target
 
 TAPS = [2, 4, 8]  # 8 = after the last block, before the final norm
@@ -152,14 +153,21 @@ def test_batches_hold_every_document_and_respect_both_budgets(lengths: list[int]
         assert n * (len(g) + 1) > tokens or waste + more > max_padding  # no pass ends without a reason
 
 
-def test_the_head_runs_in_chunks(target, monkeypatch):
+def test_the_head_runs_in_blocks_and_any_other_in_chunks(target, monkeypatch):
+    """All ways say the same: blocks of ids and of rows, chunks of rows of a head that is no plain matrix."""
     final = torch.randn(11, 32, generator=torch.Generator().manual_seed(0))
-    whole = teacher(target.head, final, 300)
-    monkeypatch.setattr(passes, "LOGIT_BYTES", 4 * 300 * 3)  # three rows at a time
-    chunked = teacher(target.head, final, 300)
-    assert torch.equal(whole[0], chunked[0])
-    torch.testing.assert_close(whole[1], chunked[1])
-    assert teacher(target.head, final[:0], 300)[0].shape == (0,)
+    logits = target.head(final).float()
+    best, total = target.choices(final)
+    assert (best.dtype, total.dtype) == (torch.int32, torch.float32)
+    monkeypatch.setattr(head, "HEAD_BLOCK", 77)
+    monkeypatch.setattr(head, "LOGIT_BYTES", 4 * 77 * 3)  # three rows at a time
+    blocks = target.choices(final)
+    monkeypatch.setattr(head, "LOGIT_BYTES", 4 * 300 * 3)
+    monkeypatch.setattr(target, "_head", torch.nn.Sequential(target._head))
+    for said in ((best, total), blocks, target.choices(final)):
+        assert torch.equal(said[0].long(), logits.argmax(-1))
+        torch.testing.assert_close(said[1], logits.logsumexp(-1))
+    assert target.choices(final[:0])[0].shape == (0,)
 
 
 def test_a_killed_extraction_goes_on_and_ends_in_the_same_files(target, conversations, tmp_path, monkeypatch):

@@ -14,11 +14,13 @@ from click.testing import CliRunner
 
 from eyas.cli.plan import command
 from eyas.errors import BadInput, Mismatch
-from eyas.features.passes import teacher, teacher_of_ends
+from eyas.features.passes import teacher_of_ends
 from eyas.features.reader import FeatureSet
 from eyas.plan.synthetic import documents_of, synthetic_features, synthetic_target
 from eyas.plan.target import planned_config
+from eyas.target import head
 from eyas.target.facts import read_facts
+from eyas.target.head import greedy_of
 from eyas.target.weights import load_ends
 
 SIZES = {
@@ -131,15 +133,13 @@ def test_a_killed_writer_leaves_no_target(dry, tmp_path, monkeypatch):
 @pytest.mark.parametrize("part", [1, 64, 10_000])
 def test_a_head_in_parts_says_the_same(dry, part, monkeypatch):
     """Against all logits at once; in parts of one id, of some, of all. Ties go to the lowest id."""
-    from eyas.features import passes
-
-    monkeypatch.setattr(passes, "VOCABULARY_PART", part)
-    monkeypatch.setattr(passes, "LOGIT_BYTES", 4 * max(part, 1) * 3)  # three rows at a time
+    monkeypatch.setattr(head, "HEAD_BLOCK", part)
+    monkeypatch.setattr(head, "LOGIT_BYTES", 4 * max(part, 1) * 3)  # three rows at a time
     ends = load_ends(dry / "target")
     final = torch.randn(7, 32, generator=torch.Generator().manual_seed(0)) * 30
     final[3] = 0  # all logits alike
     top1, logsumexp = teacher_of_ends(ends, final)
-    expected, total = teacher(ends.logits, final, 700)
-    assert torch.equal(top1, expected) and int(top1[3]) == 0
+    expected, total = greedy_of(ends.logits, final, 700)
+    assert torch.equal(top1.long(), expected) and int(top1[3]) == 0
     torch.testing.assert_close(logsumexp, total)
     assert all(len(t) == 0 for t in teacher_of_ends(ends, final[:0]))

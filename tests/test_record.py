@@ -20,7 +20,6 @@ from eyas.features import extract as extraction
 from eyas.features import filling
 from eyas.features.extract import extract
 from eyas.features.layout import teacher_rows
-from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import FOLDER, Recordings, RecordingWriter, StatesMeta
 from eyas.prompts import Prompt
@@ -72,7 +71,7 @@ def test_against_states_computed_afterwards(target: Target, temperature: float):
         torch.testing.assert_close(kept.taps[:-1], taps[:-1].bfloat16(), **BF16)
         torch.testing.assert_close(kept.final[:-1], final[:-1].bfloat16(), **BF16)
         assert not kept.taps[-1].any() and not kept.final[-1].any()
-        top1, logsumexp = teacher(target.head, final[p - 1 : -1], 300)
+        top1, logsumexp = target.choices(final[p - 1 : -1])
         assert kept.top1.tolist() == [-1] * (p - 1) + top1.tolist() + [-1]
         torch.testing.assert_close(kept.logsumexp[p - 1 : -1], logsumexp, rtol=1e-5, atol=1e-4)
         assert not kept.logsumexp[: p - 1].any() and kept.logsumexp[-1] == 0
@@ -127,7 +126,7 @@ def test_the_choices_of_an_earlier_turn_are_kept(target: Target):
     mask = torch.zeros(whole.shape[1], dtype=torch.uint8)
     mask[3 : 3 + len(first.ids)] = mask[len(prompt) :] = 1
     read = teacher_rows(mask)
-    top1, logsumexp = teacher(target.head, target.states(whole, taps=TAPS)[1][0, read], 300)
+    top1, logsumexp = target.choices(target.states(whole, taps=TAPS)[1][0, read])
     assert both.top1[read].tolist() == top1.tolist()
     assert both.top1[~read].tolist() == [-1] * int((~read).sum())
     torch.testing.assert_close(both.logsumexp[read], logsumexp, rtol=1e-5, atol=1e-4)

@@ -7,7 +7,6 @@ import copy
 import io
 import itertools
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from rich.console import Console
 from eyas.report import plots
 from eyas.report.diagnosis_html import render
 from eyas.report.diagnosis_text import show, words
+from html_page import Page
 
 HOSTILE = '<script>alert("x")</script>'
 
@@ -107,54 +107,6 @@ SECTIONS = (
     "tau", "acceptance", "findings", "evidence", "ruled-out", "map", "positions", "tensors", "controls",
     "not-evaluated", "engines", "details",
 )  # fmt: skip
-VOID = {"meta", "br"}
-LOADING = {"src", "srcset", "action", "data", "poster", "xlink:href", "background", "formaction", "ping"}
-
-
-class Page(HTMLParser):
-    """Reads a page strictly: raises AssertionError where tags do not balance or something would be loaded or run."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.values: list[float] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-        assert len(self.ids) == len(set(self.ids)), "an id stands twice"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert name not in LOADING and not name.startswith("on"), f"<{tag} {name}={value}>"
-            if name == "id":
-                self.ids.append(value or "")
-            elif name == "href":
-                assert tag == "a" and value
-                self.links.append(value)
-            elif tag == "data" and name == "value":
-                self.values.append(float(value or "nan"))
-            elif name in ("d", "x", "y", "cx", "width", "height", "viewbox"):
-                assert "nan" not in (value or "") and "inf" not in (value or ""), f"<{tag} {name}={value}>"
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text.append(data)
 
 
 def terminal(diagnosis: dict, width: int = 80, verbose: bool = False, colour: bool = False) -> str:

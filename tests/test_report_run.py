@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,57 +25,10 @@ from eyas.report.run_curve import POINTS, read_training
 from eyas.report.run_html import render
 from eyas.report.run_marks import visible
 from eyas.train.inputs import check_run
+from html_page import Page
 from tiny_runs import HOSTILE, SET, two_runs
 
-LOADING = {"src", "srcset", "action", "data", "poster", "xlink:href", "background", "formaction", "ping"}
-VOID = {"meta", "br", "img", "input", "link"}
 PARTS = ["results", "accept-length", "training", "vocabulary", "masks", "rounds", "stages", "provenance"]
-
-
-class Page(HTMLParser):
-    """Reads a page strictly: tags must balance, no id stands twice, nothing would be loaded or run by an attribute."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.text: list[str] = []
-        self.scripts: list[str] = []
-        self.labels: list[str] = []
-        self.feed(page)
-        self.close()
-        assert not self.open and len(self.ids) == len(set(self.ids))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            assert name not in LOADING and not name.startswith("on"), f"<{tag} {name}={value}>"
-            self.ids += [value or ""] if name == "id" else []
-            self.links += [value or ""] if name == "href" else []
-            self.labels += [value or ""] if name == "aria-label" else []
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if "script" in self.open:
-            self.scripts.append(data)
-        elif "style" not in self.open:
-            self.text.append(data)
-
-    @property
-    def said(self) -> str:
-        return " ".join("".join(self.text).split())
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from eyas.errors import BadInput
 from eyas.features.count import count_supervised
 from eyas.features.extract import extract, feature_meta
 from eyas.features.layout import SCHEMA, teacher_rows
-from eyas.features.passes import teacher
+from eyas.features.passes import teacher_of_ends
 from eyas.features.reader import FeatureSet
 from eyas.features.writer import ShardBuffer, ShardWriter
 from eyas.target.facts import read_facts
@@ -40,7 +40,6 @@ def synthetic(out: Path, target: Path, lengths: Sequence[int], seed: int = 0) ->
     """Write documents of random tokens and states, all supervised; the teacher is the target's head on those states."""
     facts = read_facts(target)
     ends, meta = load_ends(target, facts), feature_meta(target, facts)
-    head = ends.head.float()
     generator = torch.Generator().manual_seed(seed)
     buffer = ShardBuffer(meta, lengths)
     for d, n in enumerate(lengths):
@@ -49,7 +48,7 @@ def synthetic(out: Path, target: Path, lengths: Sequence[int], seed: int = 0) ->
         read = teacher_rows(mask)
         top1, logsumexp = torch.full((n,), -1, dtype=torch.int32), torch.zeros(n)
         with torch.no_grad():
-            top1[read], logsumexp[read] = teacher(lambda x: x @ head.T, final[read], facts.vocab_size)
+            top1[read], logsumexp[read] = teacher_of_ends(ends, final[read])
         taps = torch.randn(n, len(meta.taps) * facts.hidden_size, generator=generator)
         ids = torch.randint(facts.vocab_size, (n,), generator=generator)
         buffer.put(d, ids=ids, mask=mask, taps=taps, final=final, top1=top1, logsumexp=logsumexp)

@@ -250,7 +250,11 @@ def _write_probe(
 
 
 def _origin(dialect: str, folder: Path) -> dict[str, Any]:
-    return {"converted_from": dialect, "name": folder.resolve().name}
+    path = folder.resolve()
+    if path.parent.name == "snapshots":  # the hub's cache: models--OWNER--NAME/snapshots/COMMIT
+        return {"converted_from": dialect, "name": path.parents[1].name.removeprefix("models--").replace("--", "/", 1),
+                "revision": path.name}  # fmt: skip
+    return {"converted_from": dialect, "name": path.name}
 
 
 def _fingerprints(target_dir: Path, declared: Mapping[str, str], draft: Path) -> dict[str, str]:

@@ -24,7 +24,6 @@ import torch
 from eyas.errors import BadInput
 from eyas.features.layout import NOT_READ, teacher_rows
 from eyas.features.likeness import relative
-from eyas.features.passes import teacher
 from eyas.features.reader import FeatureSet
 from eyas.features.recorded import LOOSE, TOLERANCE
 from eyas.target.model import Target
@@ -121,7 +120,7 @@ def check_document(features: FeatureSet, i: int, target: Target, allowed: tuple[
     if features.manifest["counts"].get("recorded"):
         far[:, -1] = 0  # no state of the last token was ever recorded (target/record.py)
     read = teacher_rows(row["mask"])
-    top1, logsumexp = teacher(target.head, final[0][read.to(final.device)], target.facts.vocab_size)
+    top1, logsumexp = target.choices(final[0][read.to(final.device)])
     apart = (row["logsumexp"][read] - logsumexp).abs() / logsumexp.abs().clamp_min(1.0)
     same = int((row["top1"][read] == top1).sum())
     worst = dict(zip([*map(str, taps), "final"], far.amax(-1).tolist(), strict=True))

@@ -19,11 +19,10 @@ from eyas.features.layout import NOT_READ, teacher_rows
 from eyas.features.writer import ShardBuffer
 from eyas.machine import reuse_large_allocations
 from eyas.memory import spending
+from eyas.target.head import BlockedHead
 from eyas.target.model import Target
 from eyas.target.weights import Ends
 
-LOGIT_BYTES = 64 << 20  # of one chunk of float32 logits; more brings no speed and costs memory
-VOCABULARY_PART = 8192  # ids whose rows of a stored head are made float32 at a time
 # Padding of one pass at most, in tokens: what a pass costs beyond its tokens, so that another pass is cheaper. Measured
 # on one core (SmolLM2: 30 on each pass); an accelerator waits for the host longer than it computes a few hundred.
 PADDING, PADDING_OF_ACCELERATORS = 32, 512
@@ -77,7 +76,7 @@ def fill_shard(
         with spending(doing, SMALLER):
             tapped, final = target.states(ids, lengths, taps)  # [B, L, T*H], [B, L, H]
             picked = [final[row, : len(read)][read.to(final.device)] for row, read in enumerate(reads)]
-            best, total = teacher(target.head, torch.cat(picked), target.facts.vocab_size)  # [R], [R]
+            best, total = target.choices(torch.cat(picked))  # [R], [R]
         counts = [int(read.sum()) for read in reads]
         for row, (i, read, top1, logsumexp) in enumerate(
             zip(group, reads, best.split(counts), total.split(counts), strict=True)
@@ -96,26 +95,14 @@ def fill_shard(
 
 
 def teacher_of_ends(ends: Ends, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same from a target's stored head alone: final [R, H] -> (int32 [R], float32 [R]).
+    """The target's choice and logsumexp over all V ids, from its stored head alone: [R, H] -> (int32 [R], float32 [R]).
 
     In parts of the vocabulary, so that neither a float32 copy of the head (4.7 GB for 163,840 ids 7,168 wide) nor the
     logits over all ids are ever there.
     """
-    final = final.float()
-    best = final.new_full((len(final),), float("-inf"))
-    choice, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros_like(best)
-    for start in range(0, len(ends.head), VOCABULARY_PART):
-        part = slice(start, start + VOCABULARY_PART)
-        weight, bias = ends.head[part].float(), None if ends.head_bias is None else ends.head_bias[part].float()
-        for rows in torch.arange(len(final), device=final.device).split(max(1, LOGIT_BYTES // (4 * len(weight)))):
-            logits = ends.facts.finish_logits(torch.nn.functional.linear(final[rows], weight, bias))  # [r, part]
-            high, where = logits.max(-1)
-            top = torch.maximum(best[rows], high)
-            # Of equal logits the lowest id is the choice, as argmax has it.
-            choice[rows] = torch.where(high > best[rows], where + start, choice[rows])
-            total[rows] = total[rows] * (best[rows] - top).exp() + logits.sub_(top[:, None]).exp_().sum(-1)
-            best[rows] = top
-    return choice.to(torch.int32).cpu(), (best + total.log()).cpu()
+    best, total = BlockedHead(ends.head, ends.head_bias, ends.facts).greedy(final.float())
+    assert total is not None
+    return best.to(torch.int32).cpu(), total.cpu()
 
 
 def store(document: Document, taps: torch.Tensor, final: torch.Tensor, ends: Ends, buffer: ShardBuffer, d: int) -> None:
@@ -132,20 +119,3 @@ def store(document: Document, taps: torch.Tensor, final: torch.Tensor, ends: End
         top1=torch.full((n,), NOT_READ, dtype=torch.int32).masked_scatter(read, top1),
         logsumexp=torch.zeros(n).masked_scatter(read, logsumexp),
     )
-
-
-def teacher(head: Any, final: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's choice and logsumexp over all V ids: final [R, H] -> (int32 [R], float32 [R]) on the CPU.
-
-    `head` turns [R, H] into logits [R, V]; it runs on chunks of rows, so that memory does not grow with R.
-    """
-    rows = max(1, LOGIT_BYTES // (4 * vocab_size))
-    top1, logsumexp = [], []
-    for chunk in final.split(rows):
-        logits = head(chunk).float()  # [r, V]
-        best, choice = logits.max(-1)
-        logsumexp.append((best + logits.sub_(best[:, None]).exp_().sum(-1).log()).cpu())
-        top1.append(choice.to(torch.int32).cpu())
-    if not top1:
-        return torch.empty(0, dtype=torch.int32), torch.empty(0)
-    return torch.cat(top1), torch.cat(logsumexp)

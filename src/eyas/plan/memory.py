@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ..draft.shape import DraftShape
 from ..draft.unroll import JOINED
-from ..features.passes import LOGIT_BYTES
 from ..features.writer import DEFAULT_SHARD_BYTES
+from ..target.head import HEAD_BLOCK, HEAD_BLOCK_OF_ACCELERATORS, LOGIT_BYTES
 from ..train.head_loss import rows_held
 from ..train.ridge import fit_bytes
 from ..train.settings import TrainSettings
@@ -36,7 +36,8 @@ def extraction_memory(
         line("weights of the target", "B", "weights", weights=weights),
         line("states and one block", "B", "b*B*(2*T*H + 8*H + 3*I_t)", b=dtype_bytes, B=batch_tokens, T=taps,
              H=facts.hidden_size, I_t=_inner(target)),
-        line("logits", "B", "2*chunk", chunk=LOGIT_BYTES),
+        line("logits", "B", "2*min(4*B*block, chunk)", B=batch_tokens, chunk=LOGIT_BYTES,
+             block=HEAD_BLOCK if on_cpu else HEAD_BLOCK_OF_ACCELERATORS),
     ]  # fmt: skip
     if on_cpu:
         lines += [shard, line("the shard, as it is written", "B", "shard", shard=shard.result),

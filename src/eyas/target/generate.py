@@ -101,7 +101,8 @@ class Generator:
         self.generated_tokens = 0
         reuse_large_allocations()
 
-        self._head = BlockedHead(self.model, self.facts)
+        head = self.model.get_output_embeddings()
+        self._head = BlockedHead(head.weight, getattr(head, "bias", None), self.facts)
         element = self._head.weight.element_size()
         token_bytes = 2 * self.facts.num_layers * self.facts.num_kv_heads * self.facts.head_dim * element
         count = -(-slots // ROWS)

@@ -22,6 +22,7 @@ from eyas.machine import check_device
 from eyas.memory import spending
 from eyas.target.facts import TargetFacts, read_facts
 from eyas.target.gguf import quiet
+from eyas.target.head import BlockedHead, greedy_of
 from eyas.target.source import with_template
 
 TOO_LARGE = (
@@ -125,6 +126,23 @@ class Target:
         if not self._head_checked:
             self._check_head()
         return self._logits(final)
+
+    @torch.no_grad()
+    def choices(self, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The target's choice and logsumexp over all V ids: final [R, H] -> (int32 [R], float32 [R]) on the CPU.
+
+        Raises EyasError as `head` does.
+        """
+        if not self._head_checked:
+            self._check_head()
+        weight = getattr(self._head, "weight", None)
+        if type(self._head) is nn.Linear and weight is not None and weight.device.type != "meta":
+            blocked = BlockedHead(weight, self._head.bias, self.facts)
+            best, total = blocked.greedy(final.to(weight.device, weight.dtype))
+        else:  # quantised, or moved here for each call by accelerate
+            best, total = greedy_of(self._logits, final, self.facts.vocab_size)
+        assert total is not None
+        return best.to(torch.int32).cpu(), total.cpu()
 
     def _logits(self, final: torch.Tensor) -> torch.Tensor:
         weight = next(self._head.parameters())

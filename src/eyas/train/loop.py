@@ -103,7 +103,8 @@ def _train(
         draft, given.vocab_map, out / DRAFT, facts=given.facts,
         fingerprints={"target": meta.target, "tokenizer": meta.tokenizer, "template": meta.template, "ends": meta.ends},
         predicted=counts.get("predicted"),
-        provenance={"inputs": inputs, "settings": settings.model_dump(exclude={"track"}), "seed": seed,
+        # Where the first weights lay is nobody's business; their digest is among the inputs.
+        provenance={"inputs": inputs, "settings": settings.model_dump(exclude={"track", "init_from"}), "seed": seed,
                     "steps": run.step, "tokens_seen": run.tokens, "supervised_rows_seen": run.rows,
                     "data": _data(features, given.vocab_map)},
     )  # fmt: skip
