@@ -129,6 +129,7 @@ def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: 
     def logged(total: int | None) -> str:
         with console.bar(total=total, desc="regenerate", unit="tok") as bar:
             for _ in range(4):
+                bar.set_description("regenerate", refresh=False)
                 bar.update(500)
                 bar.refresh()
         return capsys.readouterr().err

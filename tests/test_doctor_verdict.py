@@ -239,6 +239,7 @@ PLACES: list[tuple[str, str, list[Told], Measured | None, dict, float | None, li
     ("training", "however it is served", [told("EY-SERVED-NOTHING"), NOTHING], ANY, {"declared": 1.0}, 1.0, []),
     ("unknown", "nothing, and more", [NOTHING, *CONFIRMED], ANY, {"declared": 1.0}, None, []),
     ("data", "less than training said", [], ANY, {"declared": 1.5, "training": 2.6}, None, []),
+    ("none", "training held out text of its own kind", [], ANY, {"declared": 1.22, "training": 1.48}, None, []),
     ("data", "shifted states", [told("EY-X", "confirmed", convention="state_shift")], ANY, GOOD, None, []),
     ("checkpoint", "another reading is better", CONFIRMED, ANY, GOOD, None, []),
     ("checkpoint", "seen in the files", [told("EY-TENSOR-MISSING")], ANY, GOOD, None, []),

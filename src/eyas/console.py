@@ -140,6 +140,7 @@ def _lines() -> Any:
             if msg is None and self.n and self.pause.over():
                 line = LINE if self.total is None else LINE.replace("{unit}", "of {total_fmt} {unit}")
                 said = {**self.format_dict, "bar_format": line, "ncols": None}
+                said["prefix"] = said["prefix"].removesuffix(": ")  # which set_description adds
                 say("  " + self.format_meter(**said).strip())
             return True
 

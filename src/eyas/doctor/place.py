@@ -47,7 +47,7 @@ def where(
         return "launch" if any(t.id.startswith("EY-LAUNCH-") for t in told) else "engine"
     if short is not None and declared is not None:
         return "training" if declared < LOW else "none"
-    if trained is not None and declared is not None and declared - 1 < 0.75 * (trained - 1):
+    if trained is not None and declared is not None and declared - 1 < OTHER_TEXT * (trained - 1):
         return "data"
     return "unknown" if errors or (served is not None and measured is None) else "none"
 
@@ -62,6 +62,9 @@ def _short(declared: float | None, served: float | None, located: Located | None
     return None if served is None or declared is None else served - 1 < 0.75 * (declared - 1)
 
 
+OTHER_TEXT = 0.5
+"""Of what training predicted on its own held-out answers, healthy drafts kept this much and more on the doctor's text
+(0.62 and 0.74 of the accepted tokens a round: docs/experiments.md)."""
 LOW = 2.0
 """Accept length of four drafted tokens under which more training is the thing to do; public drafts reach 2.5 to 3.5."""
 FORMS = {
