@@ -30,7 +30,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt requirements-data.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "1 of 3: torch; with the rest 2 GB on the disk, some three minutes"
+	@echo "1 of 3: torch; with the rest 2.4 GB on the disk, two to three minutes"
 	@$(PIP) install -q -c constraints.txt setuptools
 	@$(PIP) install -q -c constraints.txt torch==2.13.0
 	@echo "2 of 3: Eyas and what it needs"
