@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eyas.decode.answers import decode
-from eyas.decode.prove import Case
+from eyas.decode.cases import Case
 from eyas.decode.samples import sample
 from eyas.decode.talk import rounds
 from eyas.decode.tree import make_drafter

@@ -11,9 +11,11 @@ from click.testing import CliRunner
 
 from eyas.cli.prove import command
 from eyas.conventions import Conventions
+from eyas.decode import lossless
 from eyas.decode import prove as module
 from eyas.decode.answers import Answer, Decoded
-from eyas.decode.prove import loop_start, measure, prove
+from eyas.decode.cases import Case, loop_start
+from eyas.decode.prove import measure, prove
 from eyas.decode.rules import Greedy, Proposal
 from eyas.decode.step import ChainDrafter
 from eyas.draft.checkpoint import load_draft, save_draft
@@ -97,10 +99,10 @@ def test_a_broken_verification_is_shown_with_both_logits(loaded: tuple[Target, C
     for row in result["differences"]:
         assert row["plain"]["token"] != row["speculative"]["token"]
         assert row["plain"]["logit"] - row["speculative"]["logit"] == pytest.approx(row["gap"], abs=1e-5)
-        assert row["gap"] > module.NEAR_TIE
+        assert row["gap"] > lossless.NEAR_TIE
         assert row["plain"]["text"] == target.tokenizer.decode([row["plain"]["token"]])
     # The same differences are near-ties to someone who calls any gap near: reported, but no failure.
-    monkeypatch.setattr(module, "NEAR_TIE", 1e9)
+    monkeypatch.setattr(lossless, "NEAR_TIE", 1e9)
     tolerant = measure(*loaded, SETS, k=2, max_new_tokens=10, timed=0)
     assert tolerant["lossless"] is True
     assert [{**row, "near_tie": False} for row in tolerant["near_ties"]] == result["differences"]
@@ -108,23 +110,23 @@ def test_a_broken_verification_is_shown_with_both_logits(loaded: tuple[Target, C
 
 def test_logits_of_a_difference_are_those_of_one_forward(loaded: tuple[Target, ChainDrafter]):
     target = loaded[0]
-    case = module.Case("s", 0, [5, 6, 7], Answer([8, 9, 10]), Answer([8, 9, 11]))
-    assert module.first_difference(case) == 2
-    row = module.describe_difference(target, case, 2)
+    case = Case("s", 0, [5, 6, 7], Answer([8, 9, 10]), Answer([8, 9, 11]))
+    assert lossless.first_difference(case) == 2
+    row = lossless.describe_difference(target, case, 2)
     with torch.no_grad():
         logits = target.model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0, -1]
     assert row["plain"]["logit"] == pytest.approx(float(logits[10]), abs=1e-4)
     assert row["speculative"]["logit"] == pytest.approx(float(logits[11]), abs=1e-4)
     assert row["gap"] == pytest.approx(float(logits.max() - torch.minimum(logits[10], logits[11])), abs=1e-4)
-    shorter = module.Case("s", 0, [5], Answer([8, 9]), Answer([8]))
-    assert module.first_difference(shorter) == 1
-    assert module.describe_difference(target, shorter, 1)["near_tie"] is False
+    shorter = Case("s", 0, [5], Answer([8, 9]), Answer([8]))
+    assert lossless.first_difference(shorter) == 1
+    assert lossless.describe_difference(target, shorter, 1)["near_tie"] is False
 
 
 def test_more_differences_than_are_described_are_not_lossless(loaded: tuple[Target, ChainDrafter], monkeypatch):
     monkeypatch.setattr(module, "Greedy", Cheat)
-    monkeypatch.setattr(module, "NEAR_TIE", 1e9)
-    monkeypatch.setattr(module, "SHOWN", 1)
+    monkeypatch.setattr(lossless, "NEAR_TIE", 1e9)
+    monkeypatch.setattr(lossless, "SHOWN", 1)
     assert measure(*loaded, SETS, k=2, max_new_tokens=10, timed=0)["lossless"] is False
 
 

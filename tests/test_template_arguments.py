@@ -15,7 +15,7 @@ from eyas.answers import CONVERSATIONS, template_arguments
 from eyas.artifacts import read_manifest
 from eyas.cli.extract import command as extract_command
 from eyas.cli.regenerate import command as regenerate_command
-from eyas.decode.prove import make_cases
+from eyas.decode.cases import make_cases
 from eyas.draft.checkpoint import save_draft
 from eyas.errors import Mismatch
 from eyas.features.extract import extract

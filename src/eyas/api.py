@@ -20,7 +20,7 @@ from eyas.errors import BadInput, EyasError, Mismatch
 
 if TYPE_CHECKING:
     from eyas.conventions import Conventions
-    from eyas.decode.prove import Asked
+    from eyas.decode.cases import Asked
     from eyas.draft.model import Draft
     from eyas.export.check import CheckReport
     from eyas.export.write import ExportReport

@@ -20,7 +20,8 @@ import torch
 
 from eyas.contents import settle
 from eyas.errors import BadInput
-from eyas.tracers import Ends, Messages, Tracing, Unusable, end_texts, render_text
+from eyas.tracers import Messages, Tracing, Unusable, render_text
+from eyas.turn_ends import Ends, end_texts
 
 __all__ = ["Encoded", "Unusable", "common_length", "encode_conversation", "encode_recorded", "render"]
 _MARKERS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import copy
 import re
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eyas.errors import BadInput
+from eyas.turn_ends import Ends
 from eyas.untrusted import parse_json
 
 Messages = Sequence[Mapping[str, Any]]
@@ -50,57 +50,6 @@ def render_text(
         )
     except Exception as error:  # a template may raise anything; its own words help most
         raise Unusable("template_rejects", f"the chat template rejects it: {error}") from error
-
-
-# ------------------------------------------------------------------------------------------------ end of turn
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Texts of the tokens that end a turn, and of all special tokens (any of which may, in some template)."""
-
-    eos: tuple[str, ...]
-    special: tuple[str, ...]
-
-    @staticmethod
-    def first(text: str, candidates: Iterable[str], start: int, stop: int) -> tuple[int, int] | None:
-        """Earliest occurrence of a candidate that lies wholly in text[start:stop], the longest one on a tie."""
-        found = [(at, -len(c)) for c in candidates if (at := text.find(c, start, stop)) >= 0]
-        if not found:
-            return None
-        at, size = min(found)
-        return at, at - size
-
-    def settle(self, text: str, start: int, end: int) -> tuple[int, int]:
-        """A span that a `{% generation %}` block gave, made to end with its end-of-turn token.
-
-        Some authors close the block before that token, some after the newline that follows it.
-        """
-        inside = text[start:end].rstrip()
-        if inside.endswith(self.eos):
-            return start, start + len(inside)
-        blank = len(text) - end - len(text[end:].lstrip())
-        for candidates, at in ((self.eos, end + blank), (self.special, end)):
-            closing = max((c for c in candidates if text.startswith(c, at)), key=len, default="")
-            if closing and not (candidates is self.special and inside.endswith(self.special)):
-                return start, at + len(closing)
-        return start, start + len(inside) if inside.endswith(self.special) else end
-
-
-_ends_of: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ends]] = weakref.WeakKeyDictionary()
-
-
-def end_texts(tokenizer: Any, eos_ids: Iterable[int]) -> Ends:
-    wanted = tuple(sorted({*eos_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])}))
-    cache = _ends_of.setdefault(tokenizer, {})
-    if wanted not in cache:
-        added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        eos = [added.get(i) or tokenizer.convert_ids_to_tokens(i) for i in wanted]
-        cache[wanted] = Ends(tuple(e for e in eos if e), tuple({*added.values(), *tokenizer.all_special_tokens}))
-    return cache[wanted]
-
-
-# ------------------------------------------------------------------------------------------------ tracers
 
 
 @dataclass

@@ -117,3 +117,8 @@ def interval(
         taus.append(1 + drawn[:, 0] / drawn[:, 1])
     low, high = np.quantile(np.mean(taus, axis=0), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """For JSON, which knows no NaN."""
+    return None if value is None or math.isnan(value) else round(value, digits)

@@ -19,31 +19,25 @@ Lossless: token-identical in float32, or the first difference is a near-tie of t
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.decode.acceptance import Acceptance, interval
-from eyas.decode.answers import Answer, Decoded, decode
+from eyas.decode.acceptance import Acceptance, interval, rounded
+from eyas.decode.answers import Decoded, decode
+from eyas.decode.cases import Asked, Case, loop_start, make_cases
+from eyas.decode.lossless import losslessness
 from eyas.decode.rules import Greedy, Rule, Sampling
 from eyas.decode.samples import sample
 from eyas.decode.step import Drafter, refuse_uncroppable
 from eyas.decode.tree import TreeDrafter, make_drafter
 from eyas.errors import BadInput
 from eyas.memory import spending
-from eyas.prompt import Prompt
-from eyas.repetition import trailing_period
 from eyas.target.model import Target
 
-NEAR_TIE = 1e-3
-"""Gap of float32 logits below which another order of sums may change the greedy choice (design.md, section 3)."""
-SHOWN = 20
-"""Differences described at most; each costs a forward."""
 SAMPLES = 2
 """Answers of each set that are kept round by round, for the eye."""
 DEFINITION = (
@@ -51,23 +45,6 @@ DEFINITION = (
     "loop left out; interval: 95 %, bootstrap over prompts; unconditional: share of rounds whose first j drafts were "
     "all accepted (of a tree: j drafts along its accepted path); conditional: of those whose first j-1 were"
 )
-
-Asked = str | Prompt | Sequence[int] | Sequence[Mapping[str, Any]]
-"""One user message, a prompt as read from a file, token ids as they are, or messages for the chat template."""
-
-
-@dataclass
-class Case:
-    """One prompt, and its answers."""
-
-    set: str
-    index: int
-    """Place in its set."""
-    ids: list[int]
-    plain: Answer | None = None
-    speculative: Answer | None = None
-    loop: int | None = None
-    """Tokens of the answer before it begins to repeat itself endlessly."""
 
 
 def prove(
@@ -170,7 +147,7 @@ def measure(
     for case in cases:
         assert case.speculative is not None
         case.loop = loop_start(case.speculative.tokens)
-    result = {**_acceptance(cases, k, left_out), **_losslessness(target, cases, temperature), **speed}
+    result = {**_acceptance(cases, k, left_out), **losslessness(target, cases, temperature), **speed}
     tree = {"topk": drafter.topk, "nodes": drafter.nodes} if isinstance(drafter, TreeDrafter) else {}
     result["settings"] = {
         "drafting": "tree" if tree else "chain",
@@ -191,53 +168,6 @@ def measure(
     return result
 
 
-def token_ids(target: Target, prompt: Asked, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-    """A prompt as the target reads it, up to where its answer begins."""
-    from eyas.chat import render
-
-    messages: Any = prompt
-    if isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, Prompt):
-        messages = prompt.messages
-    elif prompt and isinstance(prompt[0], int):
-        return [int(i) for i in messages]
-    tools = prompt.tools if isinstance(prompt, Prompt) else None
-    return render(target.tokenizer, messages, tools, True, **(template_kwargs or {}))
-
-
-def make_cases(
-    target: Target,
-    prompt_sets: Mapping[str, Sequence[Asked]],
-    room: int,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[list[Case], dict[str, int]]:
-    """Token ids of all prompts, and how many of each set leave less than `room` tokens of the target's context.
-
-    Raises BadInput where nothing of a set is left, naming it.
-    """
-    cases: list[Case] = []
-    left_out: dict[str, int] = {}
-    limit = target.facts.max_position or math.inf
-    for name, prompts in prompt_sets.items():
-        texts = [token_ids(target, prompt, template_kwargs) for prompt in prompts]
-        fitting = [ids for ids in texts if len(ids) + room <= limit]
-        if not fitting:
-            raise BadInput(
-                f"prompt set {name}: none of its {len(prompts)} prompts leaves {room} tokens of the target's context "
-                f"of {limit}; give shorter prompts or a smaller --max-new-tokens"
-            )
-        left_out[name] = len(texts) - len(fitting)
-        cases += [Case(name, index, list(ids)) for index, ids in enumerate(fitting)]
-    return cases, left_out
-
-
-def loop_start(tokens: Sequence[int]) -> int | None:
-    """Length of an answer up to the end of the first cycle of an endless repetition; None where there is none."""
-    found = trailing_period(tokens)
-    return None if found is None else len(tokens) - found[1] + found[0]
-
-
 def _acceptance(cases: Sequence[Case], k: int, left_out: Mapping[str, int]) -> dict[str, Any]:
     """Accept length per set and over sets, and rates per position."""
     sets: dict[str, list[Acceptance]] = {}
@@ -252,15 +182,15 @@ def _acceptance(cases: Sequence[Case], k: int, left_out: Mapping[str, int]) -> d
     for name, parts in sets.items():
         low, high = interval([parts])
         numbers = Acceptance.merged(parts, k).to_dict()
-        per_set[name] = {"tau": numbers.pop("tau"), "low": _round(low), "high": _round(high), "prompts": len(parts)}
+        per_set[name] = {"tau": numbers.pop("tau"), "low": rounded(low), "high": rounded(high), "prompts": len(parts)}
         per_set[name] |= {**numbers, "loops": loops[name], "left_out": left_out[name]}
     low, high = interval(list(sets.values()))
     pooled = Acceptance.merged([part for parts in sets.values() for part in parts], k).to_dict()
     taus = [entry["tau"] for entry in per_set.values()]
     return {
-        "tau_mean": None if None in taus else _round(sum(taus) / len(taus)),
-        "tau_mean_low": _round(low),
-        "tau_mean_high": _round(high),
+        "tau_mean": None if None in taus else rounded(sum(taus) / len(taus)),
+        "tau_mean_low": rounded(low),
+        "tau_mean_high": rounded(high),
         "tau": per_set,
         "per_position": {name: pooled[name] for name in ("unconditional", "conditional")},
         "rounds": pooled["rounds"],
@@ -279,71 +209,11 @@ def _speed(pairs: Sequence[tuple[Decoded, Decoded]]) -> dict[str, Any]:
 
     plain, speculative = rate([a for a, _ in pairs]), rate([b for _, b in pairs])
     return {
-        "speedup": _round(speculative / plain, 3) if plain and speculative else None,
+        "speedup": rounded(speculative / plain, 3) if plain and speculative else None,
         "speed": {
-            "plain_tokens_per_s": _round(plain, 2),
-            "speculative_tokens_per_s": _round(speculative, 2),
+            "plain_tokens_per_s": rounded(plain, 2),
+            "speculative_tokens_per_s": rounded(speculative, 2),
             "prompts": len(pairs),
             "batch": 1,
         },
     }
-
-
-# ---------------------------------------------------------------- losslessness
-
-
-def _losslessness(target: Target, cases: Sequence[Case], temperature: float) -> dict[str, Any]:
-    """Compare the two answers of every prompt; describe the first differences of up to SHOWN of them."""
-    if temperature > 0:
-        return {"lossless": None, "compared": 0, "identical": 0, "near_ties": [], "differences": []}
-    found = [(case, at) for case in cases if (at := first_difference(case)) is not None]
-    described = [describe_difference(target, case, at) for case, at in found[:SHOWN]]
-    differences = [d for d in described if not d["near_tie"]]
-    return {
-        "lossless": not differences and len(found) <= SHOWN,
-        "compared": len(cases),
-        "identical": len(cases) - len(found),
-        "near_ties": [d for d in described if d["near_tie"]],
-        "differences": differences,
-    }
-
-
-def first_difference(case: Case) -> int | None:
-    """Index of the first token in which the two answers differ; None where they are identical."""
-    assert case.plain is not None
-    assert case.speculative is not None
-    a, b = case.plain.tokens, case.speculative.tokens
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    return min(len(a), len(b)) if at is None and len(a) != len(b) else at
-
-
-def describe_difference(target: Target, case: Case, at: int) -> dict[str, Any]:
-    """Both tokens at a difference, with the logits of one whole forward over the text before it: no cache, no draft.
-
-    A near-tie: both tokens are within NEAR_TIE of the best logit.
-    """
-    assert case.plain is not None
-    assert case.speculative is not None
-    before = case.ids + case.plain.tokens[:at]
-    _, final = target.states(torch.tensor([before]), taps=[0])
-    logits = target.head(final[0, -1]).float()
-    sides: dict[str, Any] = {}
-    gap = 0.0
-    for name, answer in (("plain", case.plain), ("speculative", case.speculative)):
-        token = answer.tokens[at] if at < len(answer.tokens) else None  # the answer ends there
-        logit = -math.inf if token is None else float(logits[token])
-        text = None if token is None else target.tokenizer.decode([token])
-        sides[name] = {"token": token, "text": text, "logit": None if token is None else _round(logit, 6)}
-        gap = max(gap, float(logits.max()) - logit)
-    return {
-        "set": case.set,
-        "prompt": case.index,
-        "position": at,
-        **sides,
-        "gap": None if math.isinf(gap) else _round(gap, 6),
-        "near_tie": gap < NEAR_TIE,
-    }
-
-
-def _round(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None or math.isnan(value) else round(value, digits)

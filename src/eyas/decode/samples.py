@@ -13,7 +13,7 @@ from eyas.decode.pieces import Pieces
 from eyas.decode.step import ChainDrafter
 
 if TYPE_CHECKING:
-    from eyas.decode.prove import Case
+    from eyas.decode.cases import Case
     from eyas.decode.step import Drafter
 
 CONTEXT = 400

@@ -71,7 +71,8 @@ def _described(found: Sequence[tuple[Answered, Answered, int]], folder: Path) ->
     import torch
 
     from ..decode.answers import Answer
-    from ..decode.prove import SHOWN, Case, describe_difference
+    from ..decode.cases import Case
+    from ..decode.lossless import SHOWN, describe_difference
     from ..target.model import Target
 
     target = Target.load(folder, dtype=torch.float32)
