@@ -33,6 +33,13 @@ class Journal:
         self._pending: list[str] = []
         self._flushed = time.monotonic()
         header = json.loads(json.dumps(settings))
+        try:
+            json.dumps(header, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise BadInput(
+                f"{path} cannot keep the settings of this run: {error.object[max(0, error.start - 40) : error.end + 40]!r} is "
+                f"no UTF-8; give names and values in UTF-8"
+            ) from error
         lines = self._read()
         if lines and lines[0] != header:
             differs = sorted(k for k in {*header, *lines[0]} if header.get(k) != lines[0].get(k))

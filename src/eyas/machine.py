@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Literal
 
 from eyas.errors import BadInput
@@ -32,6 +34,33 @@ def reuse_large_allocations() -> None:
     # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX. The mmap threshold stops at 32 MiB, so mmap is not used at all.
     mallopt(-1, (1 << 31) - 1)
     mallopt(-4, 0)
+
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def wait_politely(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let threads that wait for each other sleep instead of spinning, where other programs want the cores now, too.
+
+    For before torch is imported: OpenMP reads the variables once. A thread that spins keeps the core that the thread
+    it waits for needs: beside one other program two threads took seven times the CPU time of one (docs/experiments.md).
+    On an idle machine spinning is quicker, so that is left as it is, and so is what the user chose.
+    """
+    if not any(name in environment for name in WAITING) and others_running() >= 1:
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def others_running(path: str = "/proc/loadavg") -> int:
+    """Threads of other programs that want a core at this moment; 0 where the system does not tell."""
+    found = []
+    for wait in (0.0, 0.004, 0.008):  # one look may hit what only blinks
+        time.sleep(wait)
+        try:
+            with open(path, encoding="ascii") as file:
+                found.append(int(file.read().split()[3].split("/")[0]) - 1)  # proc(5): runnable now, and we are
+        except (OSError, ValueError, IndexError):
+            return 0
+    return max(0, sorted(found)[1])
 
 
 @contextlib.contextmanager

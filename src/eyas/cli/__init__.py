@@ -142,10 +142,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: the entry point of the console script and of `python -m eyas`."""
     from eyas.cli.failures import explained, interrupted, verb_of
     from eyas.errors import EyasError
+    from eyas.machine import wait_politely
     from eyas.signals import Terminated, with_signals
 
     verb = verb_of(sys.argv[1:] if argv is None else argv, VERBS)
     with_signals()
+    wait_politely()
     with console.speaking():
         try:
             cli.main(args=argv, prog_name="eyas", standalone_mode=False)
