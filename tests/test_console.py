@@ -127,7 +127,7 @@ def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: 
     """A line for what takes long, without control characters; none for what does not, and none with --quiet."""
 
     def logged(total: int | None) -> str:
-        with console.bar(total=total, desc="regenerate", unit="tok") as bar:
+        with console.bar(total=total, desc="regenerate", unit="token") as bar:
             for _ in range(4):
                 bar.set_description("regenerate", refresh=False)
                 bar.update(500)
@@ -136,9 +136,9 @@ def test_a_log_gets_lines_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     assert logged(2000) == ""
     monkeypatch.setattr(console, "PAUSE_S", 0.0)
-    assert "  regenerate: 1500 of 2000 tok, 00:00 elapsed," in (seen := logged(2000))
+    assert "  regenerate: 1,500 of 2,000 tokens, 00:00 elapsed" in (seen := logged(2000))
     assert "\r" not in seen and "\x1b" not in seen
-    assert "  regenerate: 1500 tok, 00:00 elapsed," in logged(None)
+    assert "  regenerate: 1,500 tokens, 00:00 elapsed" in logged(None)
     monkeypatch.setattr(console, "PAUSE_S", 1e9)
     assert logged(2000) == ""
     monkeypatch.setattr(console, "PAUSE_S", 0.0)

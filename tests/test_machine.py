@@ -22,7 +22,12 @@ def test_who_else_wants_a_core(tmp_path: Path, running: str, wanted: int):
 
 @pytest.mark.parametrize(
     ("given", "others", "policy"),
-    [({}, 1, "PASSIVE"), ({}, 0, None), ({"OMP_WAIT_POLICY": "ACTIVE"}, 3, "ACTIVE"), ({"GOMP_SPINCOUNT": "7"}, 3, None)],
+    [
+        ({}, 1, "PASSIVE"),
+        ({}, 0, None),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, 3, "ACTIVE"),
+        ({"GOMP_SPINCOUNT": "7"}, 3, None),
+    ],
 )
 def test_threads_sleep_where_others_work(given: dict[str, str], others: int, policy: str | None, monkeypatch):
     monkeypatch.setattr(machine, "others_running", lambda: others)

@@ -127,7 +127,7 @@ def test_the_founding_story(tmp_path: Path):
     forced = repair(draft, in_place=True, finding="EY-D2T-ABSOLUTE", force=True)
     assert [step.operation for step in forced.plan.steps] == ["subtract-arange"]
     said = "\n".join(history(draft)[0]["entry"]["forced"])
-    for text in ("EY-D2T-ABSOLUTE was not found", "absolute-to-offset was refused", "right as it stands",
+    for text in ("EY-D2T-ABSOLUTE was not found", "although absolute-to-offset refused", "right as it stands",
                  "worse: it brings up EY-D2T-TWICE"):  # fmt: skip
         assert text in said
     assert torch.equal(load_file(draft / "model.safetensors")["d2t"], ids - PLACE)
@@ -388,7 +388,7 @@ def pickled(folder: Path) -> Path:
 
 
 UNWRITABLE: dict[str, tuple[Callable[[Path], Path], str, str]] = {
-    "missing": (lambda folder: folder, "is not a directory", "is not a directory"),
+    "missing": (lambda folder: folder, "does not exist", "does not exist"),
     "a file": (lambda folder: twice(folder) / "model.safetensors", "is not a directory", "is not a directory"),
     "empty": (empty, "holds no weights", "holds no weights"),
     "no config": (no_config, "has no config.json", "has no config.json"),

@@ -111,5 +111,6 @@ def answer_locally(
                 return generator.generated_tokens
             # Every answer of a step is noted, though the first may complete the work.
             complete = [advance(answer) for answer in stepped(generator)]
+            work.tell(generator.underway)
             if any(complete):
                 return generator.generated_tokens

@@ -3,8 +3,8 @@
     with bar(total=10, desc="prove", unit="answer") as shown: shown.update()
     pytest tests/test_console.py
 
-Results go to stdout; whatever is said meanwhile goes to stderr: bars where a terminal shows them, a line every half
-minute elsewhere. Colours, and the way to a terminal itself: terminal.py.
+Results go to stdout; whatever is said meanwhile goes to stderr: bars where a terminal shows them, a line every
+quarter of a minute elsewhere. Colours, and the way to a terminal itself: terminal.py.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ _VARIABLES: dict[str, dict[str, str]] = {
     "quiet": {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"},
     "verbose": {"TRANSFORMERS_VERBOSITY": "info", "HF_HUB_VERBOSITY": "info"},
 }
-PAUSE_S = 30.0
+PAUSE_S = 15.0
 """Seconds between two lines of progress where no terminal shows a bar: enough to see in a log that work goes on."""
-LINE = "{desc}: {n_fmt} {unit}, {elapsed} elapsed, {rate_fmt}{postfix}"
 _LIBRARIES = ("transformers", "huggingface_hub")
 _level: Level = "normal"
 _bounded = False
@@ -134,14 +133,15 @@ def _lines() -> Any:
         def __init__(self, **how: Any) -> None:
             self.pause = _Pause()
             # tqdm's own control characters go nowhere; it need not look at the clock more often than we speak.
-            super().__init__(**{**how, "file": io.StringIO(), "mininterval": min(1.0, PAUSE_S), "leave": False})
+            super().__init__(**{**how, "file": io.StringIO(), "mininterval": min(1.0, PAUSE_S), "miniters": 0,
+                                "leave": False})  # fmt: skip
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-            if msg is None and self.n and self.pause.over():
-                line = LINE if self.total is None else LINE.replace("{unit}", "of {total_fmt} {unit}")
-                said = {**self.format_dict, "bar_format": line, "ncols": None}
-                said["prefix"] = said["prefix"].removesuffix(": ")  # which set_description adds
-                say("  " + self.format_meter(**said).strip())
+            if msg is None and self.pause.over():
+                of = "" if self.total is None else f" of {self.total:,}"
+                postfix = f", {self.postfix}" if self.postfix else ""
+                took = self.format_interval(self.format_dict["elapsed"])
+                say(f"  {self.desc.removesuffix(': ')}: {self.n:,}{of} {self.unit}s, {took} elapsed{postfix}")
             return True
 
     return Lines

@@ -36,9 +36,9 @@ class Journal:
         try:
             json.dumps(header, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
+            near = error.object[max(0, error.start - 40) : error.end + 40]
             raise BadInput(
-                f"{path} cannot keep the settings of this run: {error.object[max(0, error.start - 40) : error.end + 40]!r} is "
-                f"no UTF-8; give names and values in UTF-8"
+                f"{path} cannot keep the settings of this run: {near!r} is no UTF-8; give names and values in UTF-8"
             ) from error
         lines = self._read()
         if lines and lines[0] != header:

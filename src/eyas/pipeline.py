@@ -180,9 +180,10 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
         server = ServerOptions(base_url=section.base_url, model=section.model, concurrency=section.concurrency)
     loaded = load_prompts(prompts)
     total = section.max_supervised_tokens
-    with bar(total=total, desc="regenerate", unit="tok", unit_scale=True) as shown:
+    with bar(total=total, desc="regenerate", unit="token", unit_scale=True) as shown:
 
         def show(counts: Mapping[str, int]) -> None:
+            shown.set_postfix_str(f"{counts['underway']:,} of unfinished answers", refresh=False)
             shown.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - shown.n)
 
         counts = stage(

@@ -114,10 +114,15 @@ class Work:
         self.ledger.put(index, outcome)
         if outcome.reason:
             self.set_aside[outcome.reason] += 1
+        self.tell(0)
+        return self.ledger.complete
+
+    def tell(self, underway: int) -> None:
+        """Say how far it is; underway: tokens of answers that have not ended yet."""
         if self.progress:
             kept = self.ledger.finished - self.set_aside.total()
-            self.progress({"finished": self.ledger.finished, "kept": kept, "tokens": self.ledger.kept_anywhere})
-        return self.ledger.complete
+            tokens = self.ledger.kept_anywhere
+            self.progress({"finished": self.ledger.finished, "kept": kept, "tokens": tokens, "underway": underway})
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:

@@ -151,8 +151,8 @@ def command(
     with bar(total=len(loaded.prompts), desc="regenerate", unit="prompt") as shown:
 
         def show(counts: Mapping[str, int]) -> None:
+            shown.set_postfix(kept=counts["kept"], tokens=counts["tokens"], underway=counts["underway"], refresh=False)
             shown.update(counts["finished"] - shown.n)
-            shown.set_postfix(kept=counts["kept"], tokens=counts["tokens"], refresh=False)
 
         counts = regenerate(
             loaded,

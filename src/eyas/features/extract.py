@@ -195,7 +195,7 @@ def write_features(
     sizes = [sum(len(documents[i]) for i in part) for part in plan]
     _check_room(out, sum(n for n, k in zip(sizes, kept, strict=True) if not k) * meta.bytes_per_token())
     counts = {**collection.counts(), "shards": len(plan), "bytes": sum(sizes) * meta.bytes_per_token()}
-    with bar(total=sum(sizes), unit="tok", unit_scale=True, desc="extract", show=progress is not False) as shown:
+    with bar(total=sum(sizes), unit="token", unit_scale=True, desc="extract", show=progress is not False) as shown:
         shown.update(sum(n for n, k in zip(sizes, kept, strict=True) if k))
         pieces = [Piece(k, [documents[i] for i in part], digests[k]) for k, part in enumerate(plan) if not kept[k]]
         if pieces:

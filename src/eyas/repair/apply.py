@@ -26,6 +26,7 @@ from .guards import check_given, check_own_files, check_places, check_unchanged,
 from .history import revert
 from .in_place import repair_in_place
 from .journal import records
+from .maps import KEEPS
 from .operations import Done, perform
 from .overlay import Overlay
 from .plan import SHOWN, Plan, apply_plan, departures, plan_of
@@ -184,7 +185,7 @@ def _forced(
     for step in steps:
         raw = Step(RAW.get(step.operation, step.operation), step.arguments, step.why, sure=False)
         if not refusal(overlay, raw):
-            done.forced.append(f"{step.operation} was refused: {refusal(overlay, step)}")
+            done.forced.append(f"done although {step.operation} refused: {refusal(overlay, step)}".removesuffix(KEEPS).rstrip())
             return [perform(overlay, raw)]
     raise BadInput(refusal(overlay, steps[0]))
 
@@ -200,7 +201,7 @@ def _judged(done: Repaired, trials: Trials, steps: Sequence[Done], force: bool) 
                 f"(eyas doctor), or --force the plan"
             )
         done.forced.append(f"worse: {why}")
-    done.left = [{"finding": s.id, "why": "nothing was done against it", "evidence": s.evidence}
+    done.left = [{"finding": s.id, "why": "only what was named was tried; --auto tries all", "evidence": s.evidence}
                  for s in after.seen if s.severity is Severity.ERROR]  # fmt: skip
 
 

@@ -156,7 +156,13 @@ def verdict_words(value: Any) -> str:
 
 def starting(value: Any) -> str:
     """Whether an engine starts with this draft."""
-    return "starts" if value is True else "does not start" if value is False else "not evaluated whether it starts"
+    return (
+        "loads it and starts"
+        if value is True
+        else "does not start"
+        if value is False
+        else "not evaluated whether it starts"
+    )
 
 
 def notable(diagnosis: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -275,21 +281,31 @@ def _evidence(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> 
 
 def _findings(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> None:
     found = by_severity(diagnosis)
-    for finding in found:
+    for number, finding in enumerate(found):
         level = severity(finding)
         if level == "info" and not verbose:
             continue
         status = finding.get("status")
         tested = "" if status in (None, "static") else f"  {verdict_words(status)}"
-        _say(console, f"\n{level:8}{words(finding.get('id'))}{tested}", STYLES[level])
-        said = [finding.get("evidence"), *definition(finding), finding.get("consequence"), finding.get("remedy")]
-        for text in said:
+        if not number or not _alike(found[number - 1], finding):
+            _say(console, f"\n{level:8}{words(finding.get('id'))}{tested}", STYLES[level])
+        for text in (finding.get("evidence"), *definition(finding)):
             if text:
                 _say(console, sentence(text), indent=8)
+        if number + 1 < len(found) and _alike(finding, found[number + 1]):
+            continue  # what it does and what helps is said once, after the last of its kind
+        for label in ("consequence", "remedy"):
+            if finding.get(label):
+                _say(console, f"{label.capitalize()}: {sentence(finding[label])}", indent=8)
         if sources := items(finding.get("sources")):
             _say(console, f"Seen in: {words(sources, 2000)}", "dim", indent=8)
     if not verbose and (hidden := sum(severity(finding) == "info" for finding in found)):
-        _say(console, f"\nNot shown: {hidden} of severity info.", "dim")
+        _say(console, f"\nNot shown: {hidden} of severity info (--verbose shows them).", "dim")
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    same = ("id", "severity", "status", "consequence", "remedy", "sources")
+    return all(one.get(name) == other.get(name) for name in same)
 
 
 def _rest(console: Console, diagnosis: Mapping[str, Any]) -> None:

@@ -127,14 +127,10 @@ class Generator:
     def active(self) -> int:
         return sum(int(g.busy.sum()) for g in self._groups)
 
-    def in_flight(self) -> list[tuple[Any, int]]:
-        """(key, tokens generated so far) of every busy slot."""
-        return [
-            (r.key, max(0, int(g.fed[i] - g.prompt[i]) + 1))
-            for g in self._groups
-            for i, r in enumerate(g.requests)
-            if r is not None
-        ]
+    @property
+    def underway(self) -> int:
+        """Tokens of the answers that have not ended yet."""
+        return sum(int((g.fed - g.prompt + 1).clip(0)[g.busy].sum()) for g in self._groups)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

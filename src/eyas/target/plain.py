@@ -39,7 +39,7 @@ class PlainGenerator:
         self.eos = set(self.facts.eos_ids if eos_ids is None else eos_ids)
         self.stop_loops = stop_loops
         self.waiting: deque[Request] = deque()
-        self.active = 0
+        self.active = self.underway = 0
         self.generated_tokens = 0
 
     def add(self, request: Request) -> None:

@@ -7,6 +7,7 @@ A record is one step: loss, accuracy and chain accuracy per unrolled step, gradi
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class Recorder:
     def say(self, text: str) -> None:
         """A line above the bar; nothing where there is no bar."""
         if not self.bar.disable:
-            self.bar.write(harmless(f"eyas: {text}"))
+            self.bar.write(harmless(f"eyas: {text}"), file=sys.stderr)
 
     def warn(self, text: str) -> None:
         """A line on stderr, above the bar where there is one."""

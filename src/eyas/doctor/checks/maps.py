@@ -125,7 +125,7 @@ def _judge(d2t: Ids, marks: Ids | None, vocab: int) -> Iterator[Finding]:
                 Severity.OK,
                 f"the first {prefix:,} offsets are zero because the first {prefix:,} draft ids are the target's own "
                 f"({seen}): this is right",
-                "None. Subtracting arange from such a map would break it",
+                "Leave it as it is: subtracting arange from such a map would break it",
             )
         return
     if zeros:
