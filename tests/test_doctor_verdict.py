@@ -282,12 +282,12 @@ def test_a_confirmed_warning_does_not_decide_the_place():
 
 def test_an_error_is_named_with_what_it_is_worth():
     text = summary(CONFIRMED, "checkpoint", ANY, {"declared": 1.02, "best": 2.61}, None)
-    assert text.startswith("EY-MEASURED-TAPS (measured): Seen. The weights are good and the files say something else")
+    assert text.startswith("EY-MEASURED-TAPS (measured): The weights are good and the files say something else")
     assert text.endswith("the accept length goes from 1.02 to 2.61.")
     more = summary([*CONFIRMED, told("EY-X"), told("EY-Y", severity=Severity.INFO)], "checkpoint", ANY, GOOD, None)
     assert "(measured) and 1 more: " in more and more.endswith(". It breaks.")
     files = summary([told("EY-D2T-ABSOLUTE")], "checkpoint", None, {}, None)
-    assert files.startswith("EY-D2T-ABSOLUTE (seen in the files): ") and files.endswith(". It breaks.")
+    assert files.startswith("EY-D2T-ABSOLUTE (seen in the files): seen. ") and files.endswith(". It breaks.")
 
 
 def test_an_undertrained_draft_is_called_healthy():

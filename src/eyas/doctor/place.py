@@ -92,8 +92,8 @@ def summary(
         if declared is not None and best is not None and best > declared + 0.005:
             gain = f" With what was measured in its place the accept length goes from {declared:.2f} to {best:.2f}."
         then = gain or f" {first.consequence[:1].upper()}{first.consequence[1:]}."
-        said = first.evidence.split(" (")[0].split(": ")[0].rstrip(".")
-        said = f"{said[:1].upper()}{said[1:]}. " if said else ""
+        said = "" if first.id.startswith("EY-MEASURED-") else first.evidence.split(" (")[0].split(": ")[0]
+        said = f"{said.rstrip('.')}. " if said else ""  # what was measured has its own words for it below
         return f"{first.id} ({sure}){more}: {said}{FORMS.get(place, FORMS['unknown'])}.{then}"
     if place in ("engine", "launch", "export", "data"):
         return f"The draft itself is healthy (replayed accept length {_number(declared)}). {FORMS[place]}."
