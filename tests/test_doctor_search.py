@@ -227,7 +227,7 @@ def test_pairs_are_for_drafts_that_know_nothing(play):
     assert found.taken == []
     told: list[str] = []
     assert names(searching.pairs(found, told.append)) == [("qkv", "on"), ("gate_up", "on")]
-    assert told[0] == "1 pairs of hypotheses"
+    assert told[0] == "trying 1 pairs of hypotheses"
     found = run(searching := play({"": 3.0, "ab": 1}, groups))
     assert searching.pairs(found).taken == [], "it knows too much for that"
     for same in ({"a": "qkv", "b": "qkv"}, {"a": "hidden_act", "b": "gate_up"}):

@@ -228,7 +228,11 @@ def test_terminal_says_verdict_evidence_findings_and_command(full: dict) -> None
     assert "ruled out norm_output: 1 alternative, gain −0.40" in every
     assert "theta 500000" in every and "theta 500000" not in flat and "taps 1, 14, 26 instead" not in every
     assert re.search(r"\d+ hypotheses were tried: \d+ confirmed, .*refuted.* \(--verbose lists them\)", flat)
-    assert flat.index("EY-TRIAL-D2T") < flat.index("hypotheses were tried") < flat.index("SGLang 0.5.23: loads it and starts")
+    assert (
+        flat.index("EY-TRIAL-D2T")
+        < flat.index("hypotheses were tried")
+        < flat.index("SGLang 0.5.23: loads it and starts")
+    )
     assert "EY-NORM-ONES" not in text and "EY-NORM-ONES" in terminal(full, verbose=True)
     assert "Not shown: 1 of severity info (--verbose shows them)." in text
     assert flat.index("EY-TRIAL-D2T") < flat.index("EY-ROPE-UNNAMED") < flat.index("EY-D2T-ZERO-PREFIX")

@@ -105,20 +105,20 @@ def teller() -> Callable[[str], None]:
         return lambda text: None
     if verbose() or is_terminal(sys.stderr):
         return lambda text: say(f"  {text} ...")
-    pause = _Pause()
+    pause = _Pause(PAUSE_S / 3)  # it has few things to say
     return lambda text: say(f"  {text} ...") if pause.over() else None
 
 
 class _Pause:
-    """Is it time for the next line into a log? What takes less than PAUSE_S needs none."""
+    """Is it time for the next line into a log? What takes less than so many seconds needs none."""
 
-    def __init__(self) -> None:
-        self.spoke = time.monotonic()
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.spoke = seconds, time.monotonic()
 
     def over(self) -> bool:
-        """At most once in PAUSE_S."""
+        """At most once in so many seconds."""
         now = time.monotonic()
-        if now - self.spoke < PAUSE_S:
+        if now - self.spoke < self.seconds:
             return False
         self.spoke = now
         return True
@@ -131,7 +131,7 @@ def _lines() -> Any:
 
     class Lines(tqdm):
         def __init__(self, **how: Any) -> None:
-            self.pause = _Pause()
+            self.pause = _Pause(PAUSE_S)
             # tqdm's own control characters go nowhere; it need not look at the clock more often than we speak.
             super().__init__(**{**how, "file": io.StringIO(), "mininterval": min(1.0, PAUSE_S), "miniters": 0,
                                 "leave": False})  # fmt: skip

@@ -183,8 +183,8 @@ def regenerate(config: RunConfig, target: Path, prompts: Path, out: Path) -> dic
     with bar(total=total, desc="regenerate", unit="token", unit_scale=True) as shown:
 
         def show(counts: Mapping[str, int]) -> None:
-            shown.set_postfix_str(f"{counts['underway']:,} of unfinished answers", refresh=False)
-            shown.update((counts["tokens"] if total is None else min(counts["tokens"], total)) - shown.n)
+            written = counts["tokens"] + counts["underway"]  # less than before where an answer is set aside
+            shown.update(max(0, (written if total is None else min(written, total)) - shown.n))
 
         counts = stage(
             loaded,

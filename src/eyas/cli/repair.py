@@ -128,7 +128,7 @@ def lines(done: Repaired) -> list[str]:
         tau = "" if row["tau"] is None else f", accept length {row['tau']:.2f}"
         out.append(f"{row['finding']}: {steps}: {row['verdict']} ({row['why']}{tau})")
     out += [f"  {text}" for text in done.told]
-    out += [f"  by force: {text}" for text in done.forced]
+    out += ["by force, in spite of this:"] * bool(done.forced) + [f"  {text}" for text in done.forced]
     before, after = done.tau
     if before is not None and after is not None and done.plan is not None:
         out.append(f"accept length as declared: {before:.2f} -> {after:.2f} (replayed)")

@@ -125,7 +125,8 @@ class Search:
     ) -> list[tuple[Entry, torch.Tensor]]:  # fmt: skip
         """Every hypothesis (of the group `only`) on `base`, the best first."""
         all_ = [h for h in hypotheses(base, self.context) if only in (None, h.group)]
-        tell(f"round {round_}: {len(all_)} hypotheses")
+        if all_:
+            tell(f"trying {len(all_)} hypotheses on the draft {start}")
         specimens = [h.apply(base) for h in all_]
         results = self._measure(specimens)
         out = []
@@ -210,7 +211,7 @@ class Search:
         if float(before.mean()) < 0.6 * self.bench.nothing(base) or not singles:
             return None
         pairs = [(a, b) for a, b in itertools.combinations(singles, 2) if a.group != b.group]
-        tell(f"{len(pairs)} pairs of hypotheses")
+        tell(f"trying {len(pairs)} pairs of hypotheses")
         specimens = [b.apply(a.apply(base)) for a, b in pairs]
         best: tuple[tuple[Hypothesis, Hypothesis], Gain, torch.Tensor] | None = None
         for (a, b), after in zip(pairs, self._measure(specimens), strict=True):

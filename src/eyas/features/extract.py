@@ -260,6 +260,6 @@ def _check_room(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out).free
     if needed > free:
         raise EyasError(
-            f"{out}: these features take {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f} GiB left; free some "
+            f"{out}: these features take {needed / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left; free some "
             "space, choose another --out, or extract fewer conversations"
         )

@@ -185,7 +185,9 @@ def _forced(
     for step in steps:
         raw = Step(RAW.get(step.operation, step.operation), step.arguments, step.why, sure=False)
         if not refusal(overlay, raw):
-            done.forced.append(f"done although {step.operation} refused: {refusal(overlay, step)}".removesuffix(KEEPS).rstrip())
+            done.forced.append(
+                f"done although {step.operation} refused: {refusal(overlay, step)}".removesuffix(KEEPS).rstrip()
+            )
             return [perform(overlay, raw)]
     raise BadInput(refusal(overlay, steps[0]))
 
@@ -201,7 +203,7 @@ def _judged(done: Repaired, trials: Trials, steps: Sequence[Done], force: bool) 
                 f"(eyas doctor), or --force the plan"
             )
         done.forced.append(f"worse: {why}")
-    done.left = [{"finding": s.id, "why": "only what was named was tried; --auto tries all", "evidence": s.evidence}
+    done.left = [{"finding": s.id, "why": "nothing was done against it", "evidence": s.evidence}
                  for s in after.seen if s.severity is Severity.ERROR]  # fmt: skip
 
 

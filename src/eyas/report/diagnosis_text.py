@@ -296,7 +296,8 @@ def _findings(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> 
             continue  # what it does and what helps is said once, after the last of its kind
         for label in ("consequence", "remedy"):
             if finding.get(label):
-                _say(console, f"{label.capitalize()}: {sentence(finding[label])}", indent=8)
+                said = sentence(finding[label])
+                _say(console, said if level == "ok" else f"{label.capitalize()}: {said}", indent=8)
         if sources := items(finding.get("sources")):
             _say(console, f"Seen in: {words(sources, 2000)}", "dim", indent=8)
     if not verbose and (hidden := sum(severity(finding) == "info" for finding in found)):
@@ -311,8 +312,11 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _rest(console: Console, diagnosis: Mapping[str, Any]) -> None:
     for key, engine in mapping(diagnosis.get("engines")).items():
         facts = mapping(engine)
-        starts = starting(facts.get("starts"))
-        _say(console, f"\n{named(key, facts.get('version'))}: {starts}")
+        said = starting(facts.get("starts"))
+        accepted = number(mapping(mapping(diagnosis.get("tau")).get("as_read")).get(str(key).partition("@")[0]))
+        if accepted is not None and facts.get("starts") is True:
+            said += f"; as it reads these files, the accept length is {fixed(accepted, 2)}"
+        _say(console, f"\n{named(key, facts.get('version'))}: {said}")
         _list(console, "reads otherwise", items(facts.get("differences")))
         _list(console, "needs", items(facts.get("needs")))
     if missing := rows(diagnosis.get("not_evaluated")):

@@ -73,7 +73,7 @@ def _write(gguf: Path, folder: Path) -> None:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise EyasError(
-                f"{folder.parent}: the converted target needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free; "
+                f"{folder.parent}: the converted target needs {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} are free; "
                 f"make room, or name another place with EYAS_CACHE"
             )
         model.save_pretrained(folder)
