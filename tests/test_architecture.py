@@ -86,3 +86,13 @@ def test_the_first_lines_of_a_module_say_what_lives_there():
 def test_the_command_that_exercises_a_module_is_there():
     named = {(p, t) for p in modules() for t in re.findall(r"\btests/\w+\.py", p.read_text(encoding="utf-8"))}
     assert [f"{p.relative_to(ROOT)}: {t}" for p, t in sorted(named) if not (ROOT / t).is_file()] == []
+
+
+def test_the_floors_of_security_are_those_of_the_package():
+    """SECURITY.md names the oldest releases without known holes; pyproject.toml must refuse older ones."""
+    import tomllib
+
+    told = re.findall(r"^\| (\w+) ([\d.]+) \| .*CVE-", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert len(told) >= 4
+    assert {f"{name}>={version}" for name, version in told} <= set(asked)

@@ -18,10 +18,12 @@ from .finding import Finding, Severity
 
 if TYPE_CHECKING:
     from ..engines.served import Served
+    from .evidence import Gain
     from .located import Located
     from .material import Material
     from .measure import Measured
     from .readings import Readings
+    from .search import Entry
     from .verdict import Told
 
 SHOWN_POINTS = 200
@@ -163,19 +165,24 @@ def _measured_parts(
 
     shown = {name: summary(parts, k) for name, parts in measured.taus.items()}
     verdicts = {"taken": "confirmed", "better": "inconclusive", "reversed": "refuted"}
-    confirmed = {t.hypothesis for t in measured.taken}
+    confirmed = {t.hypothesis: t for t in measured.taken}
     base, best = readings.declared, measured.found.best
     assert base is not None
+
+    def gain(e: Entry) -> Gain:
+        """What its finding says: of the confirmation in float32, on all the text, where there was one."""
+        return confirmed[e.hypothesis].gain if e.verdict == "taken" and e.hypothesis in confirmed else e.gain
+
     return {
         "acceptance": {"declared": shown["declared"], "best": shown["best"],
                        "as_read": {n: shown[n] for n in engines if n in shown}},
         "controls": measured.controls,
         "ledger": [
             {"order": i, "round": e.round, "convention": e.hypothesis.group, "hypothesis": e.hypothesis.label,
-             "from": e.start, "gain": round(e.gain.mean, 4), "interval": e.gain.to_list(),
+             "from": e.start, "gain": round(gain(e).mean, 4), "interval": gain(e).to_list(),
              "verdict": "refuted" if e.verdict == "taken" and e.hypothesis not in confirmed else
              "helps" if e.verdict == "better" and e.start.startswith("as ") else verdicts.get(e.verdict, e.verdict),
-             "delta_tau": next((round(t.delta_tau, 4) for t in measured.taken if t.hypothesis is e.hypothesis), None),
+             "delta_tau": round(confirmed[e.hypothesis].delta_tau, 4) if e.hypothesis in confirmed else None,
              "note": e.note}
             for i, e in enumerate(e for e in measured.ledger if e.verdict != "better" or e.hypothesis not in confirmed)
         ],
