@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt requirements-data.txt
 # What tests and checks need besides: pytest, ruff, mypy, Ray.
 $(DEV_STAMP): $(STAMP)
 	@echo "and what the tests need"
-	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) install -q --no-warn-conflicts -c constraints.txt --no-build-isolation -e '.[dev]'  # the data packages lack theirs on purpose
 	@touch $@
 
 demo: $(STAMP)
@@ -75,7 +75,7 @@ test-engines: $(DEV_STAMP)
 
 # The pages in a real Chromium. It is the system's: apt-get install chromium, or EYAS_CHROMIUM=path/to/chrome.
 test-browser: $(DEV_STAMP)
-	$(PIP) install -q -c constraints.txt -e '.[browser]' --no-build-isolation
+	@$(PIP) install -q --no-warn-conflicts -c constraints.txt -e '.[browser]' --no-build-isolation
 	$(BIN)/python -m pytest -q -m browser tests/browser
 
 # The captures of terminals in README.md, from what `make demo` left.
