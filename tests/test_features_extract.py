@@ -280,7 +280,7 @@ def test_sharegpt_spelling_and_gzip(target, tmp_path):
 
 def test_a_disk_without_room_is_said_before_anything_runs(target, conversations, tmp_path, monkeypatch):
     monkeypatch.setattr(extraction.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
-    with pytest.raises(EyasError, match=r"GiB.*free some space"):
+    with pytest.raises(EyasError, match=r"MB.*free some space"):
         extract(target, conversations, tmp_path / "out", TAPS)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 

@@ -247,7 +247,7 @@ def test_a_near_tie_is_forgiven_and_a_real_difference_is_not(target: Target, tin
         float(logits[order[0]] - logits[order[1]]), abs=1e-4
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eyas.decode.prove.NEAR_TIE", found["gap"] + 1e-3)
+        patch.setattr("eyas.decode.lossless.NEAR_TIE", found["gap"] + 1e-3)
         tie = other(int(order[1]))
         assert tie["lossless"] is True and len(tie["near_ties"]) == 1 and tie["identical"] == 0
         assert other(int(order[-1]))["lossless"] is False

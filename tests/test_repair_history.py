@@ -221,7 +221,7 @@ def test_there_is_nothing_to_revert(tmp_path: Path):
     repair_in_place(tmp_path / "out", CHANGES["of_config"](draft), {})
     revert(tmp_path / "out", 3)
     assert state(tmp_path / "out") == before
-    with pytest.raises(BadInput, match="is not a directory"):
+    with pytest.raises(BadInput, match="there is no directory"):
         history(draft / "config.json")
 
 
