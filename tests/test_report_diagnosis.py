@@ -218,6 +218,17 @@ def test_what_does_not_print_is_shown_as_its_code(full: dict) -> None:
 # ---- the terminal ---------------------------------------------------------------------------------------------------
 
 
+def test_findings_of_one_kind_say_once_what_they_do(full: dict) -> None:
+    """Two tensors with the same fault: both are named, and consequence and remedy follow once; another kind is apart."""
+    first = {"id": "EY-TENSOR-FRESH", "severity": "warning", "status": "static", "evidence": "gate_proj looks fresh",
+             "consequence": "It knows little", "remedy": "Train it", "sources": ["a"]}  # fmt: skip
+    second = {**first, "evidence": "up_proj looks fresh"}
+    other = {**first, "evidence": "down_proj looks fresh", "remedy": "Export it"}
+    said = " ".join(terminal({**full, "findings": [first, second, other]}).split())
+    assert "warning EY-TENSOR-FRESH gate_proj looks fresh up_proj looks fresh Consequence: It knows little" in said
+    assert (said.count("warning EY-TENSOR-FRESH"), said.count("Remedy: Train it"), said.count("Export it")) == (2, 1, 1)
+
+
 def test_terminal_says_verdict_evidence_findings_and_command(full: dict) -> None:
     text = terminal(full)
     flat = " ".join(text.split())

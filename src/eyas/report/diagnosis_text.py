@@ -156,13 +156,9 @@ def verdict_words(value: Any) -> str:
 
 def starting(value: Any) -> str:
     """Whether an engine starts with this draft."""
-    return (
-        "loads it and starts"
-        if value is True
-        else "does not start"
-        if value is False
-        else "not evaluated whether it starts"
-    )
+    if value is True:
+        return "loads it and starts"
+    return "does not start" if value is False else "not evaluated whether it starts"
 
 
 def notable(diagnosis: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -281,18 +277,18 @@ def _evidence(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> 
 
 def _findings(console: Console, diagnosis: Mapping[str, Any], verbose: bool) -> None:
     found = by_severity(diagnosis)
-    for number, finding in enumerate(found):
+    for place, finding in enumerate(found):
         level = severity(finding)
         if level == "info" and not verbose:
             continue
         status = finding.get("status")
         tested = "" if status in (None, "static") else f"  {verdict_words(status)}"
-        if not number or not _alike(found[number - 1], finding):
+        if not place or not _alike(found[place - 1], finding):
             _say(console, f"\n{level:8}{words(finding.get('id'))}{tested}", STYLES[level])
         for text in (finding.get("evidence"), *definition(finding)):
             if text:
                 _say(console, sentence(text), indent=8)
-        if number + 1 < len(found) and _alike(finding, found[number + 1]):
+        if place + 1 < len(found) and _alike(finding, found[place + 1]):
             continue  # what it does and what helps is said once, after the last of its kind
         for label in ("consequence", "remedy"):
             if finding.get(label):
