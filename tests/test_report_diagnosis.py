@@ -219,7 +219,7 @@ def test_what_does_not_print_is_shown_as_its_code(full: dict) -> None:
 
 
 def test_findings_of_one_kind_say_once_what_they_do(full: dict) -> None:
-    """Two tensors with the same fault: both are named, and consequence and remedy follow once; another kind is apart."""
+    """Two tensors with the same fault: both are named; what they do and what helps follows once."""
     first = {"id": "EY-TENSOR-FRESH", "severity": "warning", "status": "static", "evidence": "gate_proj looks fresh",
              "consequence": "It knows little", "remedy": "Train it", "sources": ["a"]}  # fmt: skip
     second = {**first, "evidence": "up_proj looks fresh"}
