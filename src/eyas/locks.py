@@ -33,8 +33,6 @@ _NONE_KEPT = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno
 def inside(folder: Path) -> Iterator[None]:
     """Hold `folder`, which is made where it is not there. Raises EyasError naming the process that holds it."""
     made = not folder.exists()
-    with disk_errors(folder / LOCK):
-        folder.mkdir(parents=True, exist_ok=True)
     try:
         with _held(folder / LOCK, folder):
             yield
@@ -49,8 +47,6 @@ def beside(folder: Path) -> Iterator[None]:
     """Hold the name of a folder that is replaced as a whole."""
     folder = folder.absolute()
     path = folder.with_name(f".{folder.name}{LOCK}")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with _held(path, folder):
         yield
 
@@ -69,12 +65,16 @@ def _held(path: Path, folder: Path) -> Iterator[None]:
 
 
 def take(path: Path, busy: str) -> int:
-    """Lock the file `path`, made where it is not there, and write down who holds it; a descriptor to close.
+    """Lock the file `path`, made with its folder where it is not there; note who holds it; a descriptor to close.
 
     busy: how the refusal begins. Raises EyasError where another process holds it, OSError where it cannot be made.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            continue  # whoever had made the folder, and leaves it empty, took it away in between
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
