@@ -52,7 +52,9 @@ def _speculators(values: Mapping[str, Any]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None for what is no number, and for one that no accept length could be: NaN, infinite, beyond any float."""
+    real = isinstance(value, int | float) and not isinstance(value, bool) and -1e100 < value < 1e100
+    return float(value) if real else None
 
 
 def _read(file: Path) -> Mapping[str, Any]:

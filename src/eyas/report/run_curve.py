@@ -80,4 +80,4 @@ def _curves(
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    return float(value) if isinstance(value, int | float) and -1e100 < value < 1e100 else 0.0
