@@ -51,7 +51,7 @@ SMALLER = {
 
 
 ELSEWHERE = {
-    r"make demo|eyas (demo|run) ": "test_pipeline.py",
+    r"make demo|eyas run ": "test_pipeline.py",
     r"make (install|test|check|performance|pictures)|python benchmarks/": "test_benchmark_rows.py",
     r"(pip|ray|vllm) |eyas .*--engine ray": "test_on_ray.py",
     r"torchrun ": "test_train_ranks.py",
